@@ -163,3 +163,23 @@ def test_a_first_block_that_writes_into_the_batch_is_recorded_and_leaves_the_sam
     model(batch.clone()).square().sum().backward()
     plain(batch.clone()).square().sum().backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_model_is_measured_as_a_chain_whose_plan_it_runs(tmp_path):
+    case = case_of("gpt")
+    model, sample = copy.deepcopy(case.model), case.sample
+    classes = [type(each) for each in model.modules()]
+    measured = remat.measure(model, sample)
+    assert [type(each) for each in model.modules()] == classes
+    measured.save(tmp_path / "chain.json")
+    chain = remat.Chain.load(tmp_path / "chain.json")
+    assert chain == measured
+    assert sum("block" in each.name for each in chain.stages) > 1
+    kept = remat.plan(chain, memory="1 GiB", planner="chain-keep-all")
+    plan = remat.plan(chain, memory=int(0.7 * kept.peak))
+    remat.auto_checkpoint(model, plan=plan)
+    case.step(model)
+    plain = copy.deepcopy(case.model)
+    case.step(plain)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert allocated_by(case, model) < 0.8 * allocated_by(case, plain)

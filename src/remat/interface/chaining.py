@@ -7,7 +7,7 @@ from typing import Any
 from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
 from remat.execute.retained_peak import runs
-from remat.frameworks import Framework, find_framework
+from remat.frameworks import Framework, find_framework, framework_of_module
 from remat.interface.chain_plans import chain_plan, plan_with_retention
 from remat.interface.checkpointing import check_callable, run_segment
 from remat.memory_meter import fraction_of_free
@@ -24,7 +24,7 @@ _RECOMPUTED = CheckpointOptions()
 _RECORDED = CheckpointOptions(threshold=2**62, once=True)
 
 
-def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
+def measure(stages: Any, sample: Any) -> Chain:
     """Measure the seconds and bytes of each stage on an input like `sample`, by running each stage alone.
 
     Statistics, generators and gradients are afterwards as before. On PyTorch, a stage that writes into its input is
@@ -32,15 +32,21 @@ def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
     array; inside a trace, times are estimated from operation counts.
 
     Args:
-        stages: Functions or modules of one argument; each takes what the one before returns.
-        sample: The input of the first stage.
+        stages: Functions or modules of one argument; each takes what the one before returns. Or a PyTorch model with
+            a forward of its own: its blocks are the stages, and so is what it computes around them. A plan for that
+            chain is run by `auto_checkpoint(model, plan=...)`.
+        sample: The input of the first stage; for a model what it is called with, as in `auto_checkpoint`.
 
     Returns:
         The chain, which can be planned, saved and printed.
 
     Raises:
-        ProblemError: If a stage is not callable.
+        ProblemError: If a stage is not callable, or no blocks are found in a model.
     """
+    framework: Any = None if isinstance(stages, Iterable) else framework_of_module(stages)
+    if hasattr(framework, "chain_of_model"):
+        chain: Chain = framework.chain_of_model(stages, sample)
+        return chain
     functions = _functions(stages, sample, "remat.measure(stages, sample)")
     return find_framework(sample, using=functions).measure_chain(functions, sample)
 

@@ -32,7 +32,7 @@ from remat.frameworks.torch.leaves import flatten, own, stack, unpack
 from remat.frameworks.torch.loops.output_rows import prepend, separate
 from remat.frameworks.torch.loops.scan import scan, while_loop
 from remat.frameworks.torch.meter import free_on as free_bytes
-from remat.frameworks.torch.models.auto_checkpoint import auto_checkpoint, largest_batch, measure_step
+from remat.frameworks.torch.models.auto_checkpoint import auto_checkpoint, chain_of_model, largest_batch, measure_step
 from remat.frameworks.torch.models.kept_blocks import observe
 from remat.frameworks.torch.models.measure_chain import chain_key, measure_chain
 from remat.frameworks.torch.segments.checkpoint import checkpoint
@@ -42,6 +42,7 @@ __all__ = [
     "TRAITS",
     "auto_checkpoint",
     "chain_key",
+    "chain_of_model",
     "checkpoint",
     "checkpoint_module",
     "flatten",

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import remat
 from remat.schedule import Advance
@@ -25,6 +26,15 @@ from tests.frameworks.torch.models.planned_models import (
     planned,
     x,
 )
+
+
+class SquaredTanh(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return functional.tanh(self.layer(x)).square()
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
@@ -120,6 +130,23 @@ def test_compiled_modules_in_a_list():
     backward(ours, x)
     for found, expected in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_scripts_of_a_planned_model():
+    """TorchScript compiles what blocks are written as, with the names of the module in which they are written."""
+
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(SquaredTanh() for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = remat.auto_checkpoint(Written().double(), memory=10**6, sample=x)
+    assert torch.equal(torch.jit.script(model)(x), model(x))
 
 
 def test_threads():

@@ -20,9 +20,10 @@ from remat.frameworks.torch.models.plan_agreement import groups_of_model, groups
 from remat.frameworks.torch.models.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.models.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
+from remat.problem import Chain
 from remat.units import bytes_text
 
-__all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
+__all__ = ["auto_checkpoint", "chain_of_model", "largest_batch", "measure_step"]
 
 Blocks = str | Sequence[str | nn.Module] | None
 Loss = Callable[[Any], Tensor]
@@ -86,6 +87,14 @@ def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) 
     finally:
         if planned is not None:
             vars(model)["_remat_forward"] = planned
+
+
+def chain_of_model(model: nn.Module, sample: Any) -> Chain:
+    """A model's blocks, and the code around them, as a chain of stages, measured on a sample."""
+    found, call = find_blocks(model), call_of(sample)
+    with _attached(model, found) as token:
+        groups = groups_waited_for(model, token, lambda: _run(model, call))
+        return _measured(model, found, token, call, None, groups).chain
 
 
 def largest_batch(
@@ -156,16 +165,27 @@ def _least_memory(
     loss: Loss | None,
     groups: Sequence[Any],
 ) -> tuple[int, MeasuredModel]:
-    args, kwargs = call
-    devices = devices_of(args, kwargs, list(model.parameters()))
-    run = partial(model, *args, **kwargs)
-    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups, inside=True)
-    measured = of_first_process(measured, groups)
+    measured = _measured(model, blocks, token, call, loss, groups)
     try:
         least = measured.plan(1).peak
     except InfeasibleError as error:
         least = int(error.minimum)
     return least + measured.outputs, measured
+
+
+def _measured(
+    model: nn.Module,
+    blocks: dict[str, nn.Module],
+    token: str,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    loss: Loss | None,
+    groups: Sequence[Any],
+) -> MeasuredModel:
+    args, kwargs = call
+    devices = devices_of(args, kwargs, list(model.parameters()))
+    run = partial(model, *args, **kwargs)
+    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups, inside=True)
+    return of_first_process(measured, groups)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.execute.rng_state import ReplayableState
+from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.execute.state_replay import exchanged, preserved_state
 from remat.frameworks.torch.internals.graph import version
+from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.models.block_ranges import versions_of
 from remat.frameworks.torch.models.measure_chain import cotangent_loss
 from remat.frameworks.torch.replay.environment import reached, replayable_states
@@ -25,6 +26,8 @@ from remat.frameworks.torch.segments.saved_tensors import made_again
 from remat.pytree import flatten
 
 __all__ = ["BlockCall", "CutBlocks"]
+
+DRAWS = 16  # for a block that left itself out: so often is it run to find a draw in which it does not
 
 
 class CutBlocks:
@@ -115,13 +118,24 @@ class CutBlocks:
 
 
 class BlockCall:
-    """One call of a block: its arguments, and their versions before it."""
+    """One call of a block: its arguments, their versions, and the generators, as they were before it.
+
+    A block may change containers among its arguments, so each run gets new ones.
+    """
 
     def __init__(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.block, self.fn, self.arguments = block, fn, (args, kwargs)
-        self.leaves, self._tree = flatten(self.arguments)
+        self.block, self.fn, self._containers = block, fn, (args, kwargs)
+        self.leaves, self._tree = flatten(self._containers)
         self.given = versions_of(self.leaves)
         self._objects: list[tuple[ReplayableState, Any]] = []
+        self._draws: list[tuple[ReplayableState, Any]] = []
+        self._versions: list[Any] = []
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, positional and named, in new containers."""
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = self._tree.unflatten(list(self.leaves))
+        return arguments
 
     @property
     def writes(self) -> bool:
@@ -134,14 +148,49 @@ class BlockCall:
             states = replayable_states(reached(arguments=self.leaves))
             self._objects = [(state, state.get()) for state in states]
 
+    def note_generators(self) -> None:
+        """Take snapshots of the global generators before the block runs."""
+        self._draws = _snapshots()
+        self._versions = [state.version() for state, _ in self._draws]
+
+    def end(self) -> None:
+        """Called when the block has returned: only generators from which it has drawn are set back for further runs."""
+        before = zip(self._draws, self._versions, strict=True)
+        self._draws = [(state, snapshot) for (state, snapshot), version in before if state.version() != version]
+
+    def makes_nothing(self, out: Any) -> bool:
+        """Whether all tensors that the block returned are in the memory of its arguments."""
+        memory = {storage_id(leaf) for leaf in self.leaves if isinstance(leaf, Tensor) and is_dense(leaf)}
+        tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
+        return bool(tensors) and all(is_dense(each) and storage_id(each) in memory for each in tensors)
+
+    def draw_something(self) -> bool:
+        """Whether the block makes something with other random numbers, which its further runs then draw."""
+        for _ in range(DRAWS if self._draws else 0):
+            draws = _snapshots()
+            args, kwargs = self.arguments
+            with torch.no_grad(), self.objects_as_before():
+                out = self.fn(*args, **kwargs)
+            if not self.makes_nothing(out):
+                self._draws = draws
+                return True
+        return False
+
     def of_arguments(self, fn: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
         """The block, or `fn` in its place, as a function of (args, kwargs) that can be called often.
 
-        Each call finds the objects among these, such as caches, as the block found them.
+        Each call finds the objects among these, such as caches, and the generators as the block found them.
         """
         block = self.fn if fn is None else fn
+        leaves, _ = flatten(self._containers)
+        are_changed = [*map(id, leaves)] != [*map(id, self.leaves)]
 
         def run(x: Any) -> Any:
+            if are_changed:
+                values, tree = flatten(x)
+                x = tree.unflatten(values)
+            for state, snapshot in self._draws:
+                state.set(snapshot)
             with self.objects_as_before():
                 return block(*x[0], **x[1])
 
@@ -164,6 +213,11 @@ class BlockCall:
             return self.fn(*args, **kwargs)
 
         return run
+
+
+def _snapshots() -> list[tuple[ReplayableState, Any]]:
+    """The global generators with their states."""
+    return [(state, state.get()) for state in (*global_rng_states(), *global_generators())]
 
 
 def _collected() -> list[ReplayableState]:

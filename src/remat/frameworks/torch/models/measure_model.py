@@ -184,6 +184,8 @@ class _BlockCosts(CutBlocks):
     A block that writes into what it takes from the block before forms one stage with it, since nothing can be kept
     between them. So does one that returns only its input or views of it (`nn.Identity`, `nn.Flatten`), since keeping
     these means keeping the input. A block that writes into something else is always recorded.
+
+    A block that leaves itself out at random, as in stochastic depth, counts as one that does not.
     """
 
     def __init__(
@@ -209,12 +211,15 @@ class _BlockCosts(CutBlocks):
             )
         self._taken = {} if self._output is None else self._output.taken_by(call.leaves)
         call.note_objects()
+        call.note_generators()
 
     def after(self, call: BlockCall, out: Any) -> None:
+        call.end()
+        is_nothing = call.makes_nothing(out) and not call.draw_something()
         self._output = BlockOutput(out, call.given, self._taken)
         kind = kind_of(self._blocks[call.block], call.arguments)
         name, function, arguments = self._names[call.block], call.of_arguments(), call.arguments
-        joined = (call.writes or _makes_nothing(call, out)) and self._taken and self._stage is not None
+        joined = (call.writes or is_nothing) and self._taken and self._stage is not None
         if joined:
             assert self._stage is not None
             before, arguments, kind_before = self._stage
@@ -271,13 +276,6 @@ class _BlockCosts(CutBlocks):
             loss = cotangent_loss(checkpoint(call.fn, args, kwargs, CheckpointOptions()))
             if loss is not None:
                 torch.autograd.backward(loss)
-
-
-def _makes_nothing(call: BlockCall, out: Any) -> bool:
-    """Whether all tensors that a block returns are in the memory of its arguments."""
-    memory = {storage_id(leaf) for leaf in call.leaves if isinstance(leaf, Tensor) and is_dense(leaf)}
-    tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
-    return bool(tensors) and all(is_dense(each) and storage_id(each) in memory for each in tensors)
 
 
 class _SizesAround(CutBlocks):

@@ -13,7 +13,7 @@ separate segments.
 import copyreg
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from functools import partial, update_wrapper
+from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, Protocol, SupportsIndex, cast
 
@@ -23,14 +23,14 @@ from torch import nn
 from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range
 from remat.execute.recomputation import variable_set
-from remat.frameworks.compilers import compiled_checkpoint, traces_segments
+from remat.frameworks.compilers import compiled_checkpoint, run_uncompiled, traces_segments
 from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks
 from remat.frameworks.torch.lineage.lineage import dropped_results, run_by_lineage
 from remat.frameworks.torch.models.block_ranges import BlockOutput, RangeRun, versions_of
 from remat.frameworks.torch.models.compiled_blocks import CompiledBlock, CompileOptions, compiled_block
 from remat.frameworks.torch.replay.known_reach import ReachCache
 from remat.frameworks.torch.segments.checkpoint import CheckpointFrame, checkpoint
-from remat.frameworks.torch.segments.checkpointed_module import entry_of
+from remat.frameworks.torch.segments.checkpointed_module import entry_of, method_like
 from remat.planners import Plan
 from remat.profiling.profiler import recorded_call
 from remat.pytree import flatten
@@ -244,16 +244,20 @@ def _subclass(cls: type[nn.Module], entry: str) -> type[nn.Module]:
 
 
 def _method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
-    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and _compiles_itself(self):
-            return uncompiled(self, *args, **kwargs)
-        fn, planned = _as_block(self, getattr(cls, name).__get__(self)), vars(self).get("_remat_forward")
-        return fn(*args, **kwargs) if planned is None else planned.run(self, fn, args, kwargs)
+    run = _run_planned
 
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(getattr(cls, name), self, args, kwargs)
+
+    return method_like(getattr(cls, name), cast(FunctionType, method))
+
+
+def _run_planned(plain: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # A compiler around a planned model or block must leave to Python what the plan compiles separately.
-    uncompiled: Callable[..., Any] = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
-    plain = getattr(cls, name)
-    return update_wrapper(method, plain) if isinstance(plain, FunctionType) else method
+    if torch.compiler.is_compiling() and _compiles_itself(module):
+        return run_uncompiled(_run_planned, plain, module, args, kwargs)
+    fn, planned = _as_block(module, plain.__get__(module)), vars(module).get("_remat_forward")
+    return fn(*args, **kwargs) if planned is None else planned.run(module, fn, args, kwargs)
 
 
 def _compiles_itself(module: nn.Module) -> bool:

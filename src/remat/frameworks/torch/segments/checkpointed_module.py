@@ -34,7 +34,7 @@ from remat.frameworks.torch.segments.checkpoint import checkpoint
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 
-__all__ = ["CheckpointedModule", "checkpoint_module", "entry_of"]
+__all__ = ["CheckpointedModule", "checkpoint_module", "entry_of", "method_like"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -158,11 +158,17 @@ def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions)
     def method(self: nn.Module, *args: object, **kwargs: object) -> object:
         return run(getattr(cls, name), self, args, kwargs, options)
 
-    plain = getattr(cls, name)
+    return method_like(getattr(cls, name), cast(FunctionType, method))
+
+
+def method_like(plain: Callable[..., Any], method: FunctionType) -> Callable[..., Any]:
+    """A method with the name, the documentation and the globals of `plain`; it may use only closures of its own.
+
+    TorchScript compiles the source of `plain`, which it finds by `__wrapped__`, with this function's globals.
+    """
     if not isinstance(plain, FunctionType):
         return method
-    # TorchScript compiles the source of `plain`, which it finds by `__wrapped__`, with this function's globals.
-    twin = FunctionType(method.__code__, plain.__globals__, name, None, method.__closure__)
+    twin = FunctionType(method.__code__, plain.__globals__, plain.__name__, None, method.__closure__)
     return update_wrapper(twin, plain)
 
 
