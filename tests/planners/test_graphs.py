@@ -4,7 +4,8 @@ import random
 import subprocess
 import sys
 from contextlib import suppress
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 
@@ -32,7 +33,7 @@ def every_placing(graph):
     """For each peak the least seconds of running again, over all placings of at most one run again an operation."""
     last = last_stages(graph)
     best = {}
-    for stages in product(*[[None, *range(graph.turn, last[i] + 1)] for i in sorted(last)]):
+    for stages in product(*[[None, *(p for p in graph.pauses if p <= last[i])] for i in sorted(last)]):
         placed = [(stage, i) for i, stage in zip(sorted(last), stages, strict=True) if stage is not None]
         runs = plain_runs(graph)[: graph.turn]
         for backward in range(graph.turn, graph.units):
@@ -72,6 +73,25 @@ def test_a_plan_is_the_best_of_its_class(seed):
         with pytest.raises(InfeasibleError) as caught:
             SMALL.plan(graph, Memory(min(points) - 1))
         assert caught.value.minimum == min(points)
+
+
+@needs_ortools
+@pytest.mark.parametrize("seed", range(8))
+def test_operations_run_again_only_where_saved_tensors_are_unpacked(seed):
+    graph, rng = random_graph(seed, 4, writes=False), random.Random(seed)
+    some = {graph.units - 1, *(i for i in range(graph.turn + 1, graph.units) if rng.random() < 0.5)}
+    operations = [replace(each, unpacks=(i,) if i in some else ()) for i, each in enumerate(graph.operations)]
+    graph = Graph(operations, graph.storages, graph.results)
+    points = every_placing(graph)
+    for budget in budgets(graph, min(points), seed):
+        found = SMALL.plan(graph, Memory(budget))
+        runs = [op.operation for op in found.schedule if isinstance(op, Run)]
+        again = [after for run, after in pairwise(runs[graph.turn :]) if run < graph.turn <= after]
+        assert {*again} <= {*graph.pauses}
+        assert extra(found) == pytest.approx(min(seconds for peak, seconds in points.items() if peak <= budget))
+        check_plan(found)
+    with pytest.raises(PlannerError, match="unpack saved tensors"):
+        plan(graph, graph.plain_peak, planner="graph-exhaustive")
 
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(i, marks=pytest.mark.full) for i in range(8, 80))])

@@ -9,7 +9,7 @@ makes (parameters, the batch, a block's input) is always there and does not coun
 starts with an operation that makes the cotangent of the block's output, so that it counts from there on.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -122,6 +122,21 @@ class Graph(Serializable):
             and not each.writes
             and not any(last_write.get(s, -1) > i for s in (*each.inputs, *each.outputs))
         )
+
+    @cached_property
+    def pauses(self) -> tuple[int, ...]:
+        """The backward operations before which the forward's may be recomputed, in order.
+
+        Of a traced step these are the operations that unpack saved tensors, since only there the backward asks for
+        them; of other graphs, all.
+        """
+        backward = range(self.turn, self.units)
+        return tuple(i for i in backward if self.operations[i].unpacks) or tuple(backward)
+
+    def pause_before(self, operation: int) -> int:
+        """The last of the `pauses` up to a backward operation; -1 if there is none."""
+        place = bisect_right(self.pauses, operation)
+        return self.pauses[place - 1] if place else -1
 
     @cached_property
     def _writers(self) -> dict[int, tuple[int, ...]]:

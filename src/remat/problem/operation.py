@@ -38,7 +38,7 @@ class Operation:
     operation that is `repeatable` may be recomputed during the backward; random operations, and those that must not run
     twice, are not repeatable. `workspace` is the bytes that it holds only while it runs. `module` ("blocks.3.mlp") and
     `source` ("model.py:41") say where it comes from. `unpacks` lists the saved tensors that a backward operation of a
-    traced step unpacks, numbered in the order in which the forward saved them.
+    traced step unpacks, numbered in the order in which the forward saved them: only there anything can be recomputed.
 
     >>> Operation("gelu", "2 ms", inputs=[4], outputs=[5], module="blocks.0.mlp", source="model.py:41").seconds
     0.002

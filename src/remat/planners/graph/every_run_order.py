@@ -36,6 +36,8 @@ class EveryRunOrder(GraphPlanner):
         """The reason to refuse: the search does not follow writes into storages, and needs a memory in bytes."""
         if any(each.writes for each in problem.operations):
             return "it does not follow storages that are written into"
+        if len(problem.pauses) < problem.units - problem.turn:
+            return "it recomputes before any operation, not only before those that unpack saved tensors"
         return super().refuses(problem, memory)
 
     def plan(self, problem: Graph, memory: Memory) -> Plan:

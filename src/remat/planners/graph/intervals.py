@@ -182,6 +182,9 @@ class IntervalModel:
         for _ in range(min(self.copies, last - graph.turn + 1)):
             happens = model.new_bool_var(f"again{operation}")
             stage = model.new_int_var(graph.turn, last, f"stage{operation}")
+            if len(graph.pauses) < graph.units - graph.turn:
+                pauses = cp_model().Domain.from_values(graph.pauses)
+                model.add_linear_expression_in_domain(stage, pauses).only_enforce_if(happens)
             time = self.times.again(stage, operation)
             copy = _Copy(happens, stage, time, {}, {})
             for storage in each.outputs:
@@ -336,13 +339,13 @@ def _slots(graph: Graph, times: Times, runs: Sequence[int]) -> list[int]:
 
 
 def last_stages(graph: Graph) -> dict[int, int]:
-    """For each forward operation that may be worth recomputing, the last backward operation that can need it."""
+    """For each forward operation that may be worth recomputing, the last pause before something can need it."""
     last: dict[int, int] = {}
     for operation in range(graph.turn - 1, -1, -1):
         if operation not in graph.run_again:
             continue
         users = [user for storage in graph.operations[operation].outputs for user in graph.users[storage]]
-        stages = [user if user >= graph.turn else last.get(user, -1) for user in users]
+        stages = [graph.pause_before(user) if user >= graph.turn else last.get(user, -1) for user in users]
         if (stage := max(stages, default=-1)) >= 0:
             last[operation] = stage
     return last

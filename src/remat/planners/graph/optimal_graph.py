@@ -134,7 +134,8 @@ def _class(graph: Graph, copies: int, held: frozenset[int], rounding: int) -> st
     small = sum(storage in graph.saved for storage in held)
     kept = f", {count_text(small)} small storages kept" if small else ""
     sizes = f", sizes rounded up to {count_text(rounding)} bytes" if rounding else ""
-    return f"this order of operations, each run again at most {often}{kept}{sizes}"
+    where = "" if len(graph.pauses) == graph.units - graph.turn else " where saved tensors are unpacked"
+    return f"this order of operations, each run again at most {often}{where}{kept}{sizes}"
 
 
 def _start(graph: Graph, points: Sequence[Choice], budget: int) -> list[int]:

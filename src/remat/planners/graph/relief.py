@@ -59,7 +59,7 @@ def _moves(graph: Graph, stages: Stages, budget: int) -> Iterator[Stages]:
     places = {operation: place for place, operation in enumerate(runs)}  # operation → position of its last run
     for operation in crowded & graph.run_again:
         users = (user for storage in graph.operations[operation].outputs for user in graph.users[storage])
-        used = {user if user >= graph.turn else stages.get(user, -1) for user in users}
+        used = {graph.pause_before(user) if user >= graph.turn else stages.get(user, -1) for user in users}
         for stage in used - {-1, stages.get(operation)}:
             if stage >= graph.turn:
                 yield {**stages, operation: stage}

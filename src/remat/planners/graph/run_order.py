@@ -4,7 +4,8 @@ The order of the runs decides everything else: each use of a storage is best ser
 the copy is freed after its last use before the maker's next run. Holding a copy any longer would only take memory.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from remat.ops import Free, Op, Run
@@ -21,18 +22,31 @@ def plain_runs(graph: Graph) -> list[int]:
 def just_in_time(graph: Graph, kept: Collection[int]) -> list[int]:
     """The runs if the forward keeps these storages and the backward recomputes others when it first needs them.
 
-    Each is recomputed once and then held until its last use. Storages that cannot be recomputed are kept in any case.
+    Each is recomputed once, in the last pause before its first use, and then held until its last use. Storages that
+    cannot be recomputed are kept in any case.
     """
     have = {*graph.given, *kept}
     have.update(s for s, maker in graph.maker.items() if maker < graph.turn and maker not in graph.run_again)
+    have.update(_wanted(graph, graph.turn) if graph.turn not in graph.pauses else ())
     runs = list(range(graph.turn))
     for backward in range(graph.turn, graph.units):
-        for operation in _missing(graph, graph.operations[backward].reads, have):
+        for operation in _missing(graph, _wanted(graph, backward), have):
             have.update(graph.operations[operation].outputs)
             runs.append(operation)
         have.update(graph.operations[backward].outputs)
         runs.append(backward)
     return runs
+
+
+def _wanted(graph: Graph, backward: int) -> Iterator[int]:
+    """The forward's storages that a backward operation reads, and those read by the next ones until the next pause.
+
+    Before the first pause nothing can be recomputed, so what is read there is kept.
+    """
+    place = bisect_right(graph.pauses, backward)
+    after = graph.pauses[place] if place < len(graph.pauses) else graph.units
+    for each in range(backward, after):
+        yield from (s for s in graph.operations[each].reads if graph.maker.get(s, graph.turn) < graph.turn)
 
 
 def _missing(graph: Graph, wanted: Iterable[int], have: set[int]) -> list[int]:

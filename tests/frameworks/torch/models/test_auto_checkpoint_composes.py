@@ -438,3 +438,26 @@ def _collect(module, args, out):
 def test_what_hooks_collect_is_collected_once(share):
     model = Collecting().double()
     assert_equal_runs(lambda each: backward(each, x), model, planned(model, x, share))
+
+
+class Forces(nn.Module):
+    """A block that differentiates inside, as models of energies do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        with torch.enable_grad():  # also where the block runs without a graph
+            y = x if x.requires_grad else x.detach().requires_grad_()
+            (force,) = torch.autograd.grad(self.layer(y).sin().exp().sum(), y, create_graph=True)
+        return x - 0.1 * force
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_blocks_that_differentiate_inside(share):
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(*(Forces() for _ in range(4))).double()
+
+    assert_equal_runs(lambda model: backward(model, x), *both(share, make=make))

@@ -248,6 +248,46 @@ def test_tensor_subclasses_are_kept():
     assert torch.equal(x.grad.as_subclass(torch.Tensor), other.grad)
 
 
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, as DTensors are."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args = [each.inner if isinstance(each, cls) else each for each in args]
+        return cls(func(*args, **(kwargs or {})))
+
+
+class Wrap(torch.autograd.Function):
+    """A plain tensor as a wrapper, or back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.inner if isinstance(x, Wrapper) else Wrapper(x.detach())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.inner if isinstance(grad, Wrapper) else Wrapper(grad)
+
+
+@pytest.mark.parametrize("dropped", [Everything(), None])
+def test_wrapper_subclasses_are_saved_as_they_are(dropped):
+    def block(x):
+        wrapped = Wrap.apply(x.sin())
+        return Wrap.apply((wrapped * 2).exp() * wrapped).tanh()
+
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(block(x).sum(), x)
+    (found,) = torch.autograd.grad(run_by_lineage(block, (x,), {}, dropped or {}).sum(), x)
+    assert torch.equal(found, expected)
+
+
 def test_names_of_results():
     names = [result_name("addmm", 2, 0), result_name("native_layer_norm", 0, 0), result_name("native_layer_norm", 0, 2)]
     assert dropped_results(tuple(names)) == {("addmm", 2): (0,), ("native_layer_norm", 0): (0, 2)}

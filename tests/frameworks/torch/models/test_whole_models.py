@@ -293,7 +293,36 @@ class TwoOutputs(nn.Module):
         return torch.cat([h + skip, h * skip], -1), side
 
 
-EXACT = {"residual": Residual, "gated": Gated, "two outputs": TwoOutputs}
+class Sliced(nn.Module):
+    """The backward begins with nodes that unpack nothing and make large gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(i): nn.Linear(16, 16) for i in range(4)})
+
+    def forward(self, x):
+        made = []
+        for layer in self.layers.values():
+            x = F.gelu(F.gelu(layer(x)))
+            made.append(x)
+        return torch.cat(made, -1)[..., ::2]
+
+
+class Unused(nn.Module):
+    """A result with a graph that nobody uses: what the graph has saved is held as long as the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.layers = nn.Linear(48, 16), nn.ModuleDict({str(i): nn.Linear(16, 16) for i in range(4)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = F.gelu(layer(x))
+            _ = self.wide(torch.cat([x.sin(), x.cos(), x.tanh()], -1)).exp()
+        return x
+
+
+EXACT = {"residual": Residual, "gated": Gated, "two outputs": TwoOutputs, "sliced": Sliced, "unused": Unused}
 
 
 @pytest.mark.parametrize("name", EXACT)

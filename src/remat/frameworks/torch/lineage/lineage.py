@@ -279,7 +279,7 @@ def without_graph(tensor: Tensor) -> Tensor:
     """
     if tensor.grad_fn is None:
         return tensor
-    if type(tensor) is not Tensor:  # a subclass cannot be detached without dispatch, in which a view is not recorded
+    if type(tensor) not in _PLAIN:  # without dispatch, a subclass would become a plain tensor without memory
         return tensor.detach()
     with without_modes():  # not an operator of the block
         return tensor.detach()

@@ -105,6 +105,7 @@ class BackwardTrace(WatchedTrace):  # type: ignore[no-untyped-call]
         super().__init__(modules, device)
         self._meter = meter
         self._packs = self._ticks = 0
+        self.released: dict[int, int] = {}  # storage → operations of the forward that had run when its graph was freed
         self._packed: list[tuple[ReferenceType[_Saved], int]] = []
         self._nodes: list[_Node] = []
         self._node: Any = None
@@ -133,8 +134,13 @@ class BackwardTrace(WatchedTrace):  # type: ignore[no-untyped-call]
     def _pack(self, tensor: Tensor, number: int | None) -> _Saved:
         saved = _Saved(without_graph(tensor), number)
         if _is_strided(tensor) and self._is_known(tensor):
-            self._packed.append((ref(saved), self._number(tensor, "")))
+            storage = self._number(tensor, "")
+            self._packed.append((ref(saved, lambda _: self._note_released(storage)), storage))
         return saved
+
+    def _note_released(self, storage: int) -> None:
+        if not self._nodes:  # still in the forward: what it computed was not used
+            self.released[storage] = len(self._operations)
 
     def never_unpacked(self) -> Iterator[int]:
         """The storages that the graph still holds after the backward, saved by nodes that did not run."""

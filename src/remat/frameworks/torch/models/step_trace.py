@@ -147,12 +147,19 @@ class _StepTrace(BackwardTrace):  # type: ignore[no-untyped-call]
         return Graph([*operations, *backward], self._storages, [each for each in self._outputs if each in made])
 
     def _with_holds(self, forward: Sequence[Operation]) -> list[Operation]:
-        """The operations, with inserted ones that read held storages; not if the forward took another path."""
-        if [each.name for each in self._operations[: self._of_model]] != self._holds.operations:
-            return list(forward)
+        """The operations, with inserted ones that read held storages.
+
+        What Python holds is not known if the forward took another path; what the graphs of unused results hold is.
+        """
+        is_known = [each.name for each in self._operations[: self._of_model]] == self._holds.operations
+        held = {at: [*storages] for at, storages in self._holds.storages.items()} if is_known else {}
+        made = {storage for each in forward for storage in each.outputs}
+        for storage, count in self.released.items():
+            if count < len(forward) and storage in made:
+                held.setdefault(count - 1, []).append(storage)
         found: list[Operation] = []
         for at, each in enumerate(forward):
             found.append(each)
-            if at in self._holds.storages:
-                found.append(Operation("held", 0.0, self._holds.storages[at], repeatable=False))
+            if at in held:
+                found.append(Operation("held", 0.0, held[at], repeatable=False))
         return found

@@ -100,7 +100,11 @@ from remat.frameworks.torch.internals.graph import (
     version,
 )
 from remat.frameworks.torch.internals.modules import script_as_written
-from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks, saved_tensor_hooks_allowed
+from remat.frameworks.torch.internals.saved_tensor_hooks import (
+    has_saved_tensor_hooks,
+    saved_tensor_hooks_allowed,
+    without_saved_tensor_hooks,
+)
 from remat.frameworks.torch.leaves import nbytes, tensors_in
 from remat.frameworks.torch.lineage.lineage import Lineage, unpack
 from remat.frameworks.torch.replay.environment import Environment
@@ -291,7 +295,8 @@ class CheckpointFrame:
         with _RECOMPUTE_LOCK:
             if task is not None and self._live_holders():
                 return self._recompute(task)
-            with self._again() as (inputs, _), torch.no_grad():
+            # A segment that differentiates inside asks for this in its own run, whose hooks are not for this function.
+            with self._again() as (inputs, _), torch.no_grad(), without_saved_tensor_hooks():
                 return inputs.fn(*inputs.args, **inputs.kwargs)
 
     def _recompute(self, task: int, requested: Holder | None = None) -> Any:
