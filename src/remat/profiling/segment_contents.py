@@ -64,6 +64,10 @@ class KeptBlock:
     since: float
     until: float | None = None
 
+    def release(self, time: float) -> None:
+        """Note that the backward has pulled the block back."""
+        self.until = time
+
     def to_dict(self) -> dict[str, Any]:
         """The block as plain data."""
         return {"contents": self.contents.to_dict(), "time": self.since, "until": self.until}

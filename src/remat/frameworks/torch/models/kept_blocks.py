@@ -111,7 +111,7 @@ def _note_release(kept: KeptBlock, args: Any) -> None:
     """Note when the backward has pulled a block back: it then goes on with the nodes that made the block's inputs."""
 
     def reached(gradients: Any) -> None:
-        kept.until = perf_counter()
+        kept.release(perf_counter())
 
     for tensor in tensors_in(args):
         if tensor.grad_fn is not None:
