@@ -5,7 +5,7 @@ import pytest
 import remat
 from remat.problem import Chain, Graph, Memory, Operation, Option, Stage, Storage
 from remat.reporting.block_contents import block_contents
-from remat.reporting.block_table import peak_sentences
+from remat.reporting.block_table import peak_sentences, plan_rows
 
 UNIT = 1 << 20
 
@@ -87,3 +87,8 @@ def test_what_runs_after_the_blocks_is_to_be_cut_only_if_it_holds_most_of_the_pe
     first, *rest = peak_sentences(remat.plan(chain, memory=10**6))
     assert first == "The peak is in what runs after the blocks, while it is pulled back."
     assert [("loss in chunks" in each) for each in rest] == [True] * is_named
+
+
+def test_a_kept_block_has_the_time_in_which_it_is_recorded():
+    chain = remat.Chain([remat.Stage(9.0, output=8, options=[remat.Option(8, 1.0, 2.0)], name="block")] * 2, input=8)
+    assert {row[4] for row in plan_rows(chain, remat.plan(chain, 10**6))} == {"1 s"}

@@ -80,7 +80,7 @@ def _peak_of_step(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def plan_rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
-    """A row for each run of blocks with which a plan does the same."""
+    """A row for each run of blocks with which a plan does the same; the times are of the first run and its pullback."""
     runs: Counter[int] = Counter()
     first: dict[int, bool] = {}  # whether the first run of a stage is recorded
     options: dict[int, int] = {}
@@ -99,7 +99,7 @@ def plan_rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
             what,
             str(runs[i]),
             bytes_text(option.tape),
-            seconds_text(stage.forward),
+            seconds_text(option.record if first[i] else stage.forward),
             seconds_text(option.backward),
         )
         if groups and groups[-1][2] == row and stage.repeatable:
