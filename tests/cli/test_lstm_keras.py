@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from remat.cli import main
+from remat.errors import InfeasibleError
 from remat.planners import plan
 from remat.problem import Chain, Option, Stage
 from remat.units import to_bytes
@@ -94,6 +96,49 @@ class Measured:
 
     def peak(self):
         return 1200
+
+
+class PlacedByXla(Measured):
+    """Takes three times the bytes that are planned; no plan takes less than 150."""
+
+    asked: ClassVar = []
+
+    def __init__(self, steps, hidden, batch, bounds, memory=None):
+        self.asked.append(memory)
+        self.memory = memory - self.result_bytes
+        tapes = max(self.memory, 150), 0, 0
+        stages = [Stage(1.0, output=0, options=[Option(tape, 1.0, 2.0)]) for tape in tapes]
+        self.model = SimpleNamespace(remat_graph=SimpleNamespace(plans=[plan(Chain(stages, 0), 10_000)]))
+
+    def gradient(self):
+        if self.memory < 150:
+            raise InfeasibleError("no plan fits", 150, "bytes")
+        return 0.5, {}
+
+    def peak(self):
+        return 3 * (self.memory + self.result_bytes)
+
+
+@pytest.mark.parametrize(
+    ("memory", "status", "asked"),
+    [("900", 0, [900, 300]), ("750", 0, [750, 250]), ("600", 1, [600, 200, 250, 200])],
+)
+def test_a_plan_is_tightened_where_the_backend_takes_more(capsys, monkeypatch, memory, status, asked):
+    PlacedByXla.asked.clear()
+    monkeypatch.setattr("remat.cli.lstm.keras_run.model_class", lambda backend: PlacedByXla)
+    words = ["--framework", "keras", "--backend", "jax", "--seq-len", "6", "--rounds", "1", "--memory", memory]
+    assert main(["lstm", *words]) == status
+    out, err = capsys.readouterr()
+    assert PlacedByXla.asked == asked
+    assert sizes(out, "peak live memory") == [3 * min(each for each in asked if each >= 250)]
+    assert ("give that much" in err) == bool(status)
+
+
+def test_too_little_memory_names_what_the_model_takes(capsys, monkeypatch):
+    monkeypatch.setattr("remat.cli.lstm.keras_run.model_class", lambda backend: PlacedByXla)
+    assert main(["lstm", "--framework", "keras", "--seq-len", "6", "--memory", "200"]) == 1
+    said = "--memory 200 B is too little: this LSTM takes 250 B at least, of which 100 B are its gradients"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("memory", "status"), [("1000", 1), ("1200", 0)])

@@ -134,6 +134,18 @@ def copies_of_models():
     return all(equal) and loaded.strip() == "RecomputingSequential"
 
 
+def kinds_of_values():
+    """A save point returns the structure that it is called with; sparse symbolic tensors stay sparse."""
+    save = remat.keras.RecomputationCheckpoint()
+    x = keras.ops.convert_to_tensor(X)
+    got = save({"a": x, "b": (x, [x, None])})
+    same_tree = isinstance(got["b"], tuple) and got["b"][1][1] is None and got["a"] is x
+    if BACKEND == "torch":  # Keras has no sparse tensors there
+        return same_tree
+    dense, sparse = save([keras.Input((D,)), keras.Input((D,), sparse=True)])
+    return same_tree and sparse.sparse and not dense.sparse
+
+
 def sequential_models():
     """A Sequential recomputes, also when layers are added; its file does."""
     model = keras.Sequential([keras.Input((D,)), layers.Dense(D), remat.keras.RecomputationCheckpoint()])

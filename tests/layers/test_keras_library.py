@@ -13,6 +13,7 @@ CHECKS = (
     "parts_of_other_models",
     "files_and_clones",
     "copies_of_models",
+    "kinds_of_values",
     "sequential_models",
     "own_loops",
     "same_model",

@@ -15,6 +15,7 @@ from remat.cli.lstm.variants import (
     model_on,
     run_variant,
     step_cost_of,
+    too_little,
     with_times,
 )
 from remat.cli.output import write_report
@@ -129,13 +130,7 @@ def _run_variants(
         try:
             variants.append(run_variant(model, name, budget, variants.append))
         except InfeasibleError as error:
-            beside, least = model.result_bytes, error.minimum + model.result_bytes
-            raise InfeasibleError(
-                f"--memory {bytes_text(memory or 0)} is too little: this LSTM takes {bytes_text(least, up=True)} at "
-                f"least, of which {bytes_text(beside)} are its outputs and gradients",
-                least,
-                "bytes",
-            ) from error
+            raise too_little(memory or 0, error.minimum, model.result_bytes, "outputs and gradients") from error
 
 
 def _less(cost: StepCost, even: Variant, steps: int) -> int:

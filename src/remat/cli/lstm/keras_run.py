@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from remat.cli.agreement import agreement
 from remat.cli.lstm.keras_variants import (
@@ -11,6 +12,7 @@ from remat.cli.lstm.keras_variants import (
     fine_bounds,
     least_budget,
     model_class,
+    run_inside,
     run_variant,
 )
 from remat.cli.output import write_report
@@ -67,8 +69,8 @@ def run_keras(request: KerasRequest) -> int:
     for variant in over:
         tell(
             f"remat: --memory {bytes_text(request.memory or 0)} does not hold: a gradient takes "
-            f"{bytes_text(variant.peak, up=True)} on {request.backend}, which places buffers by itself; --backend "
-            "torch keeps to the plan"
+            f"{bytes_text(variant.peak, up=True)} on {request.backend}, which places buffers by itself, in the best of "
+            "the plans that were tried; give that much, or --backend torch, which keeps to the plan"
         )
     return 1 if over else 0
 
@@ -77,7 +79,10 @@ def _run_variants(request: KerasRequest, bars: Bars, variants: list[KerasVariant
     new_model = model_class(request.backend)
     for name, bounds, memory in _ways(request):
         bars.say(name)
-        variants.append(run_variant(name, new_model(*request.sizes, bounds, memory), memory))
+        if memory is None:
+            variants.append(run_variant(name, new_model(*request.sizes, bounds), None))
+        else:
+            variants.append(run_inside(name, partial(new_model, *request.sizes, bounds), memory))
     if not request.optimal:
         return
     name, bounds = "placed by the planner", fine_bounds(request.steps, len(request.positions))
@@ -123,7 +128,7 @@ def _numbers(variant: KerasVariant, first: KerasVariant | None) -> Iterator[tupl
     how = "measured" if variant.measured is not None else "estimated: TensorFlow has no meter on the CPU"
     yield "peak live memory", f"{bytes_text(variant.peak)}, {how}"
     if variant.bytes_over:
-        planned = bytes_text(variant.plan.peak + variant.model.result_bytes)
+        planned = bytes_text(variant.planned)
         yield "over budget", f"by {bytes_text(variant.bytes_over, up=True)}: the plan and gradients take {planned}"
     assert variant.times is not None
     if first is not None and variant is not first:

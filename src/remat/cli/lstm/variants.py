@@ -14,6 +14,7 @@ from remat.planners.measured_budget import plan_within
 from remat.problem import Loop, Memory
 from remat.profiling import CallRecord, profile
 from remat.schedule import Trace
+from remat.units import bytes_text
 
 if TYPE_CHECKING:
     from remat.cli.lstm.model import Lstm
@@ -26,6 +27,7 @@ __all__ = [
     "model_on",
     "run_variant",
     "step_cost_of",
+    "too_little",
     "with_times",
 ]
 
@@ -121,3 +123,13 @@ def least_memory(cost: StepCost, steps: int, most_forward_steps: int, enough: in
             fits = False
         low, high = (low, middle) if fits else (middle, high)
     return high
+
+
+def too_little(memory: int, least: int, beside: int, what: str) -> InfeasibleError:
+    """The error for a budget in which no plan fits; `beside` are the bytes of what is there in any plan."""
+    return InfeasibleError(
+        f"--memory {bytes_text(memory)} is too little: this LSTM takes {bytes_text(least + beside, up=True)} at least, "
+        f"of which {bytes_text(beside)} are its {what}",
+        least + beside,
+        "bytes",
+    )

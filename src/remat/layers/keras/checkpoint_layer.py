@@ -26,7 +26,7 @@ class RecomputationCheckpoint(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """New symbolic tensors like the inputs, since a node of a graph has its own outputs."""
-        return keras.tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), inputs)
+        return keras.tree.map_structure(_like, inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shapes of the inputs."""
@@ -35,3 +35,10 @@ class RecomputationCheckpoint(keras.layers.Layer):
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """The masks of the inputs."""
         return previous_mask
+
+
+def _like(x: Any) -> Any:
+    """A symbolic tensor of its own for each tensor, sparse if that one is."""
+    if getattr(x, "sparse", False):
+        return keras.KerasTensor(x.shape, x.dtype, sparse=True)
+    return keras.KerasTensor(x.shape, x.dtype)
