@@ -96,6 +96,15 @@ def test_the_planner_places_them_better(run, framework):
     assert_inside_its_budget(out, framework)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_the_planner_runs_at_most_a_tenth_more_steps(run, framework):
+    # Steps so small that results and gradients are a large part of the budget.
+    _, out, _ = run("--seq-len", "700", "--checkpoints", "9", "--hidden", "16", "--batch", "4", "--rounds", "1",
+                    "--optimal", "--framework", framework)  # fmt: skip
+    assert float(re.search(r"for ([+-][\d.]+)% forward steps", out)[1]) <= 10.0
+    assert_inside_its_budget(out, framework)
+
+
 def assert_inside_its_budget(out, framework):
     budget = to_bytes(number(out, "budget")[0].partition(",")[0], "budget")
     for name in ("peak live memory", "allocated"):

@@ -1,6 +1,9 @@
 """Recomputing Keras models do what Keras models do, in less memory; each backend in a process of its own."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -49,6 +52,14 @@ def test_a_step_that_pytorch_compiles_trains_the_same():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_private_names_segments_are_sub_models(backend):
     assert run(backend, "by_public_names", program="keras_checks.py") == {"by_public_names": True}
+
+
+def test_a_backend_that_is_not_installed_is_named_with_what_to_set(tmp_path):
+    program = "import sys; sys.modules['tensorflow'] = None; import remat; remat.keras"
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "KERAS_HOME": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "ModuleNotFoundError" in found.stderr
+    assert "KERAS_BACKEND=torch" in found.stderr
 
 
 def test_private_names_of_keras_are_there():

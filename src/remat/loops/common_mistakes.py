@@ -1,8 +1,9 @@
 """Hints for errors of the first step that misunderstood arguments cause: a list of inputs, swapped parameters.
 
-The rule: nothing that can run is refused. `xs` is a container of arrays with one row for each step, as in jax.lax.scan.
-Its type does not show whether a list has one entry for each step instead, nor does a step's type show that it takes its
-arguments in the opposite order. So the step runs, and if it fails, its error says what may have been meant.
+The rule: nothing that can run is refused, except a body that answers yes or no where the carry is a float. `xs` is a
+container of arrays with one row for each step, as in jax.lax.scan. Its type does not show whether a list has one entry
+for each step instead, nor does a step's type show that it takes its arguments in the opposite order. So the step runs,
+and if it fails, its error says what may have been meant.
 """
 
 import inspect
@@ -14,7 +15,7 @@ from typing import Any
 from remat.errors import StepError
 from remat.pytree import PyTree
 
-__all__ = ["LIST_OF_STEPS", "explaining_mistakes"]
+__all__ = ["LIST_OF_STEPS", "explaining_mistakes", "is_float", "refuse_bool"]
 
 LIST_OF_STEPS = (
     "a list is a container of inputs, each with one row for each step, as in jax.lax.scan. If it has one entry for "
@@ -38,6 +39,24 @@ def explaining_mistakes(step: Callable[..., Any], xs: PyTree) -> Iterator[None]:
             if isinstance(error, TypeError | AttributeError) and not isinstance(error, StepError):
                 _explain_list(xs, error)
         raise
+
+
+def is_float(value: PyTree) -> bool:
+    """Whether a value is a single float or array of floats."""
+    return isinstance(value, float) or "float" in str(getattr(value, "dtype", ""))
+
+
+def refuse_bool(after: PyTree) -> PyTree:
+    """What the body of a while_loop returns for a carry that is a float, or a StepError if it is a bool.
+
+    Python's numbers are promoted, so with cond and body swapped the loop would go on forever, or return a bool.
+    """
+    if isinstance(after, bool) or str(getattr(after, "dtype", "")) in ("bool", "torch.bool"):
+        raise StepError(
+            "the body returns a bool, and the carry is a float. The condition comes first: write "
+            "remat.while_loop(cond, body, init, slots=...)"
+        )
+    return after
 
 
 def _explain_order(step: Callable[..., Any], error: Exception) -> None:

@@ -225,3 +225,25 @@ def test_a_condition_that_is_no_truth_value(framework):
         framework.gradient(
             lambda x: framework.np.sum(remat.while_loop(lambda x: x < 1, lambda x: x + 1, x, slots=1)), two
         )
+
+
+def test_a_condition_and_a_body_that_are_swapped(framework):
+    # The first number is promoted by every framework; the second is one of the framework's own.
+    starts = [0.5, framework.array(0.5)]
+    for start in starts if framework.name != "jax" else [framework.array(0.5)]:
+        with pytest.raises(remat.StepError, match=r"returns a bool, .*while_loop\(cond, body, init"):
+            remat.while_loop(lambda x: x + 1.0, lambda x: x < 10.0, start, slots=3)
+    with pytest.raises(remat.StepError, match="bool"):
+        framework.gradient(lambda x: remat.while_loop(lambda x: x + 1.0, lambda x: x < 10.0, x, slots=3), starts[1])
+
+
+@pytest.mark.parametrize(
+    "cond", [lambda x: int(x < 3.0), lambda x: numpy.bool_(x < 3.0), lambda x: numpy.array(x < 3.0), lambda x: 3.0 - x]
+)
+def test_a_condition_may_return_what_a_while_of_python_takes(cond):
+    assert remat.while_loop(cond, lambda x: x + 1.0, 0.0, slots=3) == 3.0
+
+
+def test_a_carry_that_is_a_bool_stays_one(framework):
+    start = framework.array(1.0) < 2.0
+    assert not remat.while_loop(lambda going: going, lambda going: going ^ start, start, slots=2)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remat.cli.agreement import agreement
@@ -91,9 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         _run_variants(model, positions, memory, arguments.compare, variants)
         if arguments.optimal:
             cost = step_cost_of(new_model(min(steps, STEPS_TO_MEASURE), hidden, batch))
-            variants.append(
-                run_variant(model, "placed by the planner", _less(cost, variants[-1], steps), variants.append)
-            )
+            placed, given = _less(cost, variants[-1], steps)
+            # The plan itself is run: one made again from other measured times could run more steps.
+            best = run_variant(model, "placed by the planner", placed, variants.append)
+            variants.append(replace(best, given=given + model.result_bytes))
         variants[:] = with_times(model, variants, rounds)
     except KeyboardInterrupt:
         _report(variants, arguments.report, memory)
@@ -133,8 +135,8 @@ def _run_variants(
             raise too_little(memory or 0, error.minimum, model.result_bytes, "outputs and gradients") from error
 
 
-def _less(cost: StepCost, even: Variant, steps: int) -> int:
-    """The least budget in which the planner runs at most MOST_EXTRA times the steps of even save points.
+def _less(cost: StepCost, even: Variant, steps: int) -> tuple[Plan, int]:
+    """The plan that runs at most MOST_EXTRA times the steps of even save points in the least bytes, and these bytes.
 
     In the same memory there may be nothing to gain: a step whose tape does not fit at the turn runs twice in any case.
     """
@@ -173,8 +175,9 @@ def _numbers(variant: Variant, first: Variant | None, all_tapes: int) -> Iterato
     """The numbers to print for one variant, compared with the first, or with what all tapes would take."""
     trace = variant.trace
     yield "loss", f"{variant.loss:.15f}"
-    if isinstance(variant.budget, int):
-        yield "budget", f"{bytes_text(variant.budget)}, which the planner was given"
+    given = variant.budget if isinstance(variant.budget, int) else variant.given
+    if given is not None:
+        yield "budget", f"{bytes_text(given)}, which the planner was given"
     yield "peak live memory", bytes_text(trace.peak)
     if variant.allocated is not None:
         yield "allocated", f"{bytes_text(variant.allocated)} at the most, every storage counted"

@@ -49,6 +49,7 @@ class Variant:
     gradient: Any = None
     allocated: int | None = None  # the peak bytes according to the framework's meter
     times: Times | None = None
+    given: int | None = None  # the bytes in which the planner placed the save points of a plan
 
     @property
     def trace(self) -> Trace:
@@ -112,17 +113,22 @@ def step_cost_of(model: "Lstm") -> StepCost:
     return cost
 
 
-def least_memory(cost: StepCost, steps: int, most_forward_steps: int, enough: int) -> int:
-    """The least bytes in which a loop runs at most `most_forward_steps`, to within 2 %."""
+def least_memory(cost: StepCost, steps: int, most_forward_steps: int, enough: int) -> tuple[Plan, int]:
+    """The plan that runs at most `most_forward_steps` in the least bytes, and these bytes, to within 2 %."""
     low, high = 0, enough
+    best = plan_within(cost, steps, Memory(enough))
     while high - low > max(1, high // 50):
         middle = (low + high) // 2
         try:
-            fits = plan_within(cost, steps, Memory(middle)).forward_steps <= most_forward_steps
+            chosen = plan_within(cost, steps, Memory(middle))
         except InfeasibleError:
-            fits = False
-        low, high = (low, middle) if fits else (middle, high)
-    return high
+            low = middle
+            continue
+        if chosen.forward_steps <= most_forward_steps:
+            best, high = chosen, middle
+        else:
+            low = middle
+    return best, high
 
 
 def too_little(memory: int, least: int, beside: int, what: str) -> InfeasibleError:

@@ -18,6 +18,25 @@ from tests.frameworks.torch.segments.checkpoint_programs import (
 from tests.frameworks.untracked import Box, Log
 
 
+class Drop(nn.Module):
+    """`drop` as the forum question writes it: a module whose forward performs `checkpoint(child_model, x)`."""
+
+    def __init__(self, child_model):
+        super().__init__()
+        self.child_model = child_model
+
+    def forward(self, x):
+        return remat.checkpoint(self.child_model, x)
+
+
+def test_the_drop_of_the_forum_question_recomputes_each_part_once():
+    log = Log()
+    two = nn.Sequential(Counted("2a", log), Drop(Counted("2b", log)))
+    x = rand(2, 4)
+    nn.Sequential(Counted("1", log), Drop(two), Counted("3", log))(x).sum().backward()
+    assert [each for each in log if each.startswith("F")] == ["F1", "F2a", "F2b", "F3", "F2a", "F2b"]
+
+
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_the_forum_question_runs_in_the_documented_order(early_stop):
     log = Log()

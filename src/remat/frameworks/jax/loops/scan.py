@@ -41,7 +41,7 @@ from remat.frameworks.jax.loops.step_jaxpr import (
 from remat.frameworks.jax.loops.while_function import WhileFunction
 from remat.frameworks.jax.transforms.identities import forward_only
 from remat.frameworks.jax.transforms.primitives import call
-from remat.loops.common_mistakes import LIST_OF_STEPS
+from remat.loops.common_mistakes import LIST_OF_STEPS, is_float, refuse_bool
 from remat.loops.request import LoopRequest
 from remat.pytree import Leaf, PyTree
 from remat.units import to_count
@@ -189,7 +189,8 @@ def while_loop(
     """
     _refuse_progress(request, "call jax.debug.callback in the body")
     most = min(MOST, MOST if max_steps is None else to_count(max_steps, "max_steps"))
-    whole = trace_step(lambda carry, _: (body(carry), None), init, None)
+    number = is_float(init)
+    whole = trace_step(lambda carry, _: (refuse_bool(body(carry)) if number else body(carry), None), init, None)
     condition, cond_consts = trace_condition(cond, whole)
     traced, invariant = hoist_invariants(whole)
     condition = with_hoisted(condition, invariant)

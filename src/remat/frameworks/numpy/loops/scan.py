@@ -13,6 +13,7 @@ from remat.frameworks.numpy.captured_state import CapturedStep
 from remat.frameworks.numpy.leaves import copy, ensure_writable, is_boxed, is_observation, spec_of, unpack
 from remat.frameworks.numpy.loops.primitive import NumpyCall, as_truth_value, run
 from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, mutation_message, readonly_view
+from remat.loops.common_mistakes import is_float, refuse_bool
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
@@ -108,8 +109,10 @@ def while_loop(
     limit = None if max_steps is None else to_count(max_steps, "max_steps")
     leaves, carry = flatten_leaves(leaf_ops, init, "init")
 
+    number = is_float(init)
+
     def step(carry: PyTree, x: None) -> tuple[PyTree, None]:
-        return body(carry), None
+        return refuse_bool(body(carry)) if number else body(carry), None
 
     # The condition is searched as well: it may draw from a generator, which is replayed with those of the body.
     captured = CapturedStep(step, cond, leaves=leaves)

@@ -45,6 +45,7 @@ from remat.frameworks.torch.meter import one_step
 from remat.frameworks.torch.replay.environment import reached, replayable_states
 from remat.frameworks.torch.replay.replayable_state import generator_state
 from remat.frameworks.torch.replay.tensor_reach import TorchReach, accepts
+from remat.loops.common_mistakes import is_float, refuse_bool
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import infer_length
 from remat.loops.structure_check import flatten_leaves
@@ -103,8 +104,10 @@ def while_loop(
     leaves, carry = flatten_leaves(leaf_ops, init, "init")
     nothing = TreeDef(type(None))
 
+    number = is_float(init)
+
     def step(carry: Any, x: None) -> tuple[Any, None]:
-        return body(carry), None
+        return refuse_bool(body(carry)) if number else body(carry), None
 
     call, candidates = _call(step, cond, (leaves, []), (carry, nothing), request, max_steps=limit)
     if limit == 0 or not as_truth_value(cond(init)):
