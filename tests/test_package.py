@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import os
 import pickle
 import pkgutil
 import re
@@ -51,8 +52,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TREES = {path.relative_to(SOURCE): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 
-def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+def run_python(code: str, **environment: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment}).stdout
 
 
 def test_public_names_are_these():
@@ -99,6 +101,22 @@ def test_names_are_found_at_once_in_any_order():
     assert run_python(code).split() == ["True", "True"]
     code = "import remat; print(remat.legacy.ag_tuple is remat.ag_tuple, remat.testing.check_plan.__name__)"
     assert run_python(code).split() == ["True", "check_plan"]
+
+
+def test_wrappers_are_modules_of_remat_by_the_name_of_their_library():
+    """As attributes and in every form of import; one module, since Keras knows its layers by their module."""
+    code = """
+import remat
+from remat.keras import RNN
+import remat.keras
+import remat.layers.keras
+print(remat.keras is remat.layers.keras, RNN is remat.layers.keras.RNN)
+from remat import keras
+print(keras is remat.keras)
+"""
+    assert run_python(code, KERAS_BACKEND="torch").split() == ["True"] * 3
+    code = "import remat.diffrax as found; import remat; print(found is remat.diffrax, found.RematAdjoint.__module__)"
+    assert run_python(code).split() == ["True", "remat.layers.diffrax"]
 
 
 def test_names_can_be_pickled():
@@ -179,11 +197,11 @@ def is_type_checking(node: ast.If) -> bool:
 
 
 def test_no_two_modules_have_one_name():
-    """Same role, same name holds of the frameworks; a command is named as what it runs."""
+    """Same role, same name holds of the frameworks; commands and wrappers are named as what they run and wrap."""
     names = Counter(
         path.name
         for path in TREES
-        if path.name != "__init__.py" and path.parts[0] != "cli" and path.parts[0] != "frameworks"
+        if path.name != "__init__.py" and path.parts[0] not in ("cli", "frameworks", "layers")
     )
     for framework in ("numpy", "torch", "jax"):
         names.update(f"{framework}: {path.name}" for path in TREES if path.parts[:2] == ("frameworks", framework))

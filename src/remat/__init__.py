@@ -147,12 +147,10 @@ _HOMES = {
 }
 _lock = RLock()
 _HOME_OF = {name: f"remat.{home}" for home, names in _HOMES.items() for name in names.split()}
-_LAYERS = {
-    "diffrax": "remat.layers.diffrax",
-    "keras": "remat.layers.keras",
-}  # wrappers, each named after the library that it wraps
 _SUBMODULES = {
+    "diffrax",
     "errors",
+    "keras",
     "legacy",
     "ops",
     "planners",
@@ -161,7 +159,6 @@ _SUBMODULES = {
     "reporting",
     "schedule",
     "testing",
-    *_LAYERS,
 }
 
 
@@ -173,7 +170,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept every name
             raise AttributeError(f"module 'remat' has no attribute {name!r}")
         with _lock:  # two threads that import a package and its modules at the same time can deadlock
             if name in _SUBMODULES:
-                return import_module(_LAYERS.get(name, f"remat.{name}"))
+                return import_module(f"remat.{name}")
             value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value  # later lookups do not come here
         return value
