@@ -1,7 +1,7 @@
 """Runs of a model with its blocks cut out of the graph, to measure one block, or the code around blocks.
 
-Blocks run without a graph where they can, and the model continues with tensors that have their values and start a new graph. So only
-what the model needs around its blocks is live.
+Blocks run without a graph where they can, and the model continues with tensors that have their values and start a new
+graph. So only what the model needs around its blocks is live.
 """
 
 from collections import deque
