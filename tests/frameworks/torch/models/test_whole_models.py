@@ -15,6 +15,7 @@ from remat.errors import InfeasibleError, ProblemError
 from remat.frameworks.torch.models.model_trial import Trial
 from remat.frameworks.torch.models.planned_lineage import run_by_script, script_of
 from remat.frameworks.torch.models.step_trace import trace_step
+from remat.frameworks.torch.models.whole_model import MeasuredStep
 from remat.planners.claim import Claim
 from remat.planners.graph.optimal_graph import OptimalGraph
 from remat.problem import Graph, Memory
@@ -441,3 +442,47 @@ def test_too_little_memory_for_a_row_of_blocks_names_the_whole_model_as_another_
     with pytest.raises(remat.InfeasibleError) as info:
         remat.auto_checkpoint(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), memory=10, sample=torch.ones(4, 8))
     assert any('blocks="whole"' in note for note in info.value.__notes__)
+
+
+class Halves(nn.Module):
+    """Two lists of blocks with code between them."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (
+            nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(dropout)) for _ in range(6))
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        for block in self.first:
+            x = block(x)
+        x = x.sin()
+        for block in self.second:
+            x = block(x)
+        return x
+
+
+def searches(monkeypatch, dropout, memory):
+    """The searches for plans of the whole model, none of which finds one."""
+    tried = []
+
+    def plan(_, memory):
+        tried.append(memory)
+        raise InfeasibleError("too little", 10**9, "bytes")
+
+    monkeypatch.setattr(MeasuredStep, "plan", plan)
+    with pytest.raises(InfeasibleError) as error:
+        remat.auto_checkpoint(Halves(dropout), memory=memory, sample=torch.ones(64, 8), blocks=["first", "second"])
+    return tried, int(error.value.minimum)
+
+
+def test_a_whole_model_that_needs_more_than_its_blocks_is_not_searched(monkeypatch):
+    """Masks of dropout cannot be recomputed as single operators, so its blocks need less."""
+    assert searches(monkeypatch, 0.5, 1)[0] == []
+
+
+def test_a_whole_model_is_searched_once_if_its_blocks_need_less(monkeypatch):
+    least = searches(monkeypatch, 0.0, 1)[1]
+    assert searches(monkeypatch, 0.0, least - 1)[0] == [least - 1]

@@ -1,13 +1,14 @@
 """Runs of a model with its blocks cut out of the graph, to measure one block, or the code around blocks.
 
-Blocks run without a graph, and the model continues with tensors that have their values and start a new graph. So only
-what the model needs around its blocks is live.
+Blocks run without a graph where they can, and the model continues with tensors that have their values and start a new
+graph. So only what the model needs around its blocks is live.
 """
 
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.execute.state_replay import exchanged, preserved_state
 from remat.frameworks.torch.internals.graph import version
+from remat.frameworks.torch.internals.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.models.block_ranges import versions_of
 from remat.frameworks.torch.models.measure_chain import cotangent_loss
@@ -61,8 +63,7 @@ class CutBlocks:
             self._first = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
         self._time()
         self.before(call)
-        with torch.no_grad():
-            out = fn(*args, **kwargs)
+        out = without_graph_if_possible(lambda: fn(*args, **kwargs))
         wants = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves) or _trains(fn)
         values, tree = flatten(out)
         for place, value in enumerate(values):
@@ -169,8 +170,8 @@ class BlockCall:
         for _ in range(DRAWS if self._draws else 0):
             draws = _snapshots()
             args, kwargs = self.arguments
-            with torch.no_grad(), self.objects_as_before():
-                out = self.fn(*args, **kwargs)
+            with self.objects_as_before():
+                out = without_graph_if_possible(partial(self.fn, *args, **kwargs))
             if not self.makes_nothing(out):
                 self._draws = draws
                 return True

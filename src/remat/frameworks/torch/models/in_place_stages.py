@@ -10,12 +10,14 @@ are alive.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from remat.frameworks.torch.internals.graph import version
+from remat.frameworks.torch.internals.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.leaves import tensors_in
 from remat.pytree import flatten
@@ -34,19 +36,19 @@ def stage_groups(stages: Sequence[Callable[[Any], Any]], x: Any) -> StageGroups:
     """Group the stages, by running them on a copy of `x`."""
     with torch.no_grad():
         state = copied(x)
-        starts: list[int] = []
-        given: list[list[tuple[Tensor, int]]] = []  # to each group: tensors and their versions
-        writes_input = False
-        for number, stage in enumerate(stages):
-            starts.append(number)
-            given.append([(tensor, version(tensor)) for tensor in _counted(state)])
-            state = stage(state)
-            while len(starts) > 1 and (_written(given[-1]) or _is_view(state, given[-1])):
-                starts.pop()
-                given.pop()
-            writes_input = writes_input or (len(starts) == 1 and _written(given[0]))
-            shared = {storage_id(tensor) for tensor in _counted(state)}
-            given = [[pair for pair in each if storage_id(pair[0]) in shared] for each in given]
+    starts: list[int] = []
+    given: list[list[tuple[Tensor, int]]] = []  # to each group: tensors and their versions
+    writes_input = False
+    for number, stage in enumerate(stages):
+        starts.append(number)
+        given.append([(tensor, version(tensor)) for tensor in _counted(state)])
+        state = without_graph_if_possible(partial(stage, state))
+        while len(starts) > 1 and (_written(given[-1]) or _is_view(state, given[-1])):
+            starts.pop()
+            given.pop()
+        writes_input = writes_input or (len(starts) == 1 and _written(given[0]))
+        shared = {storage_id(tensor) for tensor in _counted(state)}
+        given = [[pair for pair in each if storage_id(pair[0]) in shared] for each in given]
     return StageGroups([*map(range, starts, [*starts[1:], len(stages)])], writes_input)
 
 

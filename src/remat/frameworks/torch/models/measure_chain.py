@@ -3,7 +3,7 @@
 The rule: measuring has no side effects (environment.py): parameters get their own `.grad` back, and no hook of theirs
 runs. Bytes are those above the stage's live input, as in `Stage` and `Option`:
 
-    run       without a graph: the output, and the peak
+    run       without a graph where the stage can do without: the output, and the peak
     record    with a graph: what is held once the output is dropped (not counting the output, if the graph holds it),
               and the peak
     pullback  from a cotangent that the engine makes, into gradients that exist already: the peak
@@ -33,6 +33,7 @@ from remat.frameworks.torch.internals.autocast import AutocastState, forget_cast
 from remat.frameworks.torch.internals.collectives import groups_used, refuse_static_ddp
 from remat.frameworks.torch.internals.fsdp import fsdp_modules_called, unsharded_class
 from remat.frameworks.torch.internals.graph import gradients_put_back, hooks_suspended, reachable_leaves, set_gradients
+from remat.frameworks.torch.internals.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import allocator_of, cuda_of, devices_of
@@ -83,8 +84,7 @@ def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
                 measured[key] = StageMeasurement(run, x).stage("")
             name = _name(parts, group)
             found.append(_renamed(measured[key], name, functions=len(parts), repeatable=not writes))
-            with torch.no_grad():
-                x = run(x)
+            x = without_graph_if_possible(partial(run, x))
     return Chain(found, input=0)
 
 
@@ -292,8 +292,7 @@ class StageMeasurement:
 
     def _run(self) -> Any:
         forget_casts()
-        with torch.no_grad():
-            return self._stage(self._x)
+        return without_graph_if_possible(lambda: self._stage(self._x))
 
     def _record(self) -> Any:
         forget_casts()

@@ -9,6 +9,7 @@ The cost: one step per trial, two if it is over the budget.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 from typing import Any, NoReturn, cast
 
@@ -46,8 +47,11 @@ class PlanTrials:
     by_plan: Callable[[ModelPlan], Callable[[], Any]]
     inputs: str = "these inputs"  # for messages
 
-    def fitting(self, measured: MeasuredModel | MeasuredStep) -> ModelPlan:
-        """A plan whose trial is within the budget; after a trial over it, the next plan gets that much less memory."""
+    def fitting(self, measured: MeasuredModel | MeasuredStep, known: float = inf) -> ModelPlan:
+        """A plan whose trial is within the budget; after a trial over it, the next plan gets that much less memory.
+
+        If there is none, the error names the least memory, which is tried only if it may be below what is `known`.
+        """
         # Leaves room for the model's outputs, which a caller may hold besides what the plan counts.
         budget, over = self.memory - measured.outputs, list[tuple[int, int]]()
         for trial in range(TRIALS + 1):
@@ -56,6 +60,8 @@ class PlanTrials:
                 plan = measured.plan(max(0, budget) if trial < TRIALS else 0)
             except InfeasibleError as error:
                 if not over:
+                    if error.minimum >= known:
+                        raise
                     self._raise_least(error, measured)
                 if int(error.minimum) in [predicted for predicted, _ in over]:
                     break

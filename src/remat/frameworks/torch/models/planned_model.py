@@ -287,11 +287,13 @@ class PlannedModel:
             whole = traceable_step(model, run(), self._loss, devices)
             if whole is None:
                 raise
-            if memory < whole.least < error.minimum:
+            if memory < whole.least:  # no plan of it fits, so none is searched for
+                if whole.least >= error.minimum:
+                    raise
                 note = f'{error}. As one graph, blocks="whole", it needs {bytes_text(whole.least, up=True)} at least'
                 raise InfeasibleError(note, error.minimum, "bytes") from None
             try:
-                return trials.fitting(whole)
+                return trials.fitting(whole, known=error.minimum)
             except InfeasibleError as other:
                 raise (other if other.minimum < error.minimum else error) from None
 

@@ -191,6 +191,7 @@ class CheckpointFrame:
         self._saved = SavedTensors(checked=self.check.wanted, watched=options.check == "never")
         self._written: set[int] = set()  # saved tensors that a recomputation was seen to write into
         self._complete = False  # whether the first run has ended
+        self._differentiates = False  # whether the first run had a backward inside (rule 6)
         self._outputs: list[Tensor] = []  # fingerprints, if suspicious tensors are saved
         self._plans = PlanLog()
         self._undecided = options.threshold is not None  # whether real tensors are kept until the outputs are known
@@ -268,6 +269,7 @@ class CheckpointFrame:
     def unpack(self, holder: Holder | SavedParameter) -> Tensor:
         """The tensor of a holder, for one use; recomputed if this backward has no value for it (rule 5)."""
         task, index = current_backward(), holder.index
+        self._differentiates = self._differentiates or not self._complete
         if isinstance(holder, SavedParameter):
             value: Any = holder.take(self.name, self._environment.tensors.is_written)
         elif index in self._written or (self._saved.watches and self._saved.was_written(index)):
@@ -295,8 +297,10 @@ class CheckpointFrame:
         with _RECOMPUTE_LOCK:
             if task is not None and self._live_holders():
                 return self._recompute(task)
-            # A segment that differentiates inside asks for this in its own run, whose hooks are not for this function.
-            with self._again() as (inputs, _), torch.no_grad(), without_saved_tensor_hooks():
+            # With a graph, as in the first run, since kernels and a function's own path may depend on that. A segment
+            # that differentiates inside asks for this in its own run, whose hooks are not for this function.
+            saving = nullcontext() if self._differentiates else saved_tensors_hooks(_save_nothing, _save_nothing)
+            with self._again() as (inputs, _), torch.enable_grad(), without_saved_tensor_hooks(), saving:
                 return inputs.fn(*inputs.args, **inputs.kwargs)
 
     def _recompute(self, task: int, requested: Holder | None = None) -> Any:
@@ -370,6 +374,10 @@ class CheckpointFrame:
             with hooks_suspended(roots):
                 run = partial(inputs.fn, *inputs.args, **inputs.kwargs)
                 return CompleteRun.of(run, roots, suspects, self._parameters, replaced=replaced)
+
+
+def _save_nothing(_: object) -> Any:
+    """The hook of a run whose graph nobody pulls back."""
 
 
 def _unpack(holder: Holder | SavedParameter) -> Tensor:
