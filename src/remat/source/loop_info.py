@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["LoopInfo"]
 
@@ -32,7 +33,8 @@ class LoopInfo:
     ends: frozenset[str] = frozenset()  # how the body may end the loop: "break", "return", "an exception"
     unbound: frozenset[str] = frozenset()  # carried or captured names that may have no value when the loop begins
     put: frozenset[str] = frozenset()  # carried names whose items are assigned
-    items: frozenset[str] = frozenset()  # those of `put` with `x[i] += …`: in a list, that changes the item itself
+    # Those of `put` with `x[i] += …`, which in a list or dict changes the item itself: the constant i, None for any.
+    items: frozenset[tuple[str, Any]] = frozenset()
     changed: Mapping[str, int] = field(default_factory=dict)  # these, `arrays` and carried names with `+=`: the line
     augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other, line): `name += …` where both may be one object
     readable: tuple[str, ...] = ()  # names that the loop or what follows it may read

@@ -154,7 +154,7 @@ class Analysis:
             ends=frozenset(ends),
             unbound=frozenset(name for name in carry | captured if name not in entry or name in _deleted_names(node)),
             put=frozenset(carry & put),
-            items=frozenset(carry) & {getattr(n, "puts_into", "") for n in ast.walk(node) if is_augmented_put(n)},
+            items=frozenset(pair for pair in _augmented_items(node) if pair[0] in carry),
             changed={name: line for name, line in _changed_names(node).items() if name in carry | names},
             augmented=tuple(self._augmented(node, carry | captured)),
             readable=tuple(sorted((flow.exposed | live) & self.locals)),
@@ -207,6 +207,14 @@ class Analysis:
         for read in self.stale:
             if read.augmented and id(read.change) in inside and read.other in names:
                 yield read.other, read.node.id, read.change.lineno  # type: ignore[attr-defined]
+
+
+def _augmented_items(node: Loop) -> Iterator[tuple[str, Any]]:
+    """The names of which a loop augments items, each with the constant index; None stands for any other index."""
+    for n in ast.walk(node):
+        if is_augmented_put(n):
+            index = n.value.args[2]  # type: ignore[attr-defined]
+            yield n.puts_into, index.value if isinstance(index, ast.Constant) else None  # type: ignore[attr-defined]
 
 
 def _changed_names(node: Loop) -> dict[str, int]:

@@ -18,7 +18,7 @@ from remat.profiling.profiler import recorded_call
 from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items, lookup
 from remat.source.run_time.output_rows import OutputTable
-from remat.source.run_time.ran import Ran, Step
+from remat.source.run_time.ran import ENDS, Ran, Step
 from remat.source.run_time.speech import Speech, calls_only_libraries
 from remat.source.run_time.statics import StaticTable
 from remat.source.run_time.traced_turns import TracedTurns
@@ -126,7 +126,7 @@ class Turns:
                     return self._until(values, start, most, why)
                 if not known:
                     most = self._count(values, start, most)
-                    known, why = True, why or "it ends the loop"
+                    known, why = True, why or ENDS
                     if most == 0:
                         return Ran(None, 0, (), why)
                 assert most is not None
@@ -136,8 +136,8 @@ class Turns:
                     self.emits = True  # run all turns again, by number
                     continue
                 if stopped.step == 0:
-                    return Ran(None, 0, (), "it ends the loop")
-                known, stop, why = True, start + stopped.step, "it ends the loop"
+                    return Ran(None, 0, (), ENDS)
+                known, stop, why = True, start + stopped.step, ENDS
             except CarryError as error:
                 self.speech.forget(start + error.step)  # that turn is run again, and writes then
                 if error.step == 0 and self.table.became_traced:
@@ -214,19 +214,19 @@ class Turns:
         return self.framework.integers(part[start:stop]) if isinstance(part, range) else part[start:stop]
 
     def _body(self, step: Step, start: int, lazy_last: bool) -> Callable[[Any], Any]:
-        """One turn for `while_loop`; the carry is the number of the turn, followed by the values."""
+        """One turn for `while_loop`; the carry is the values, followed by the number of the turn."""
         items = self.items
         item = lookup(items.rows) if items is not None and items.rows is not None else None
 
         def body(carry: Any) -> Any:
-            k = int(carry[0])
+            k = int(carry[-1])
             x = None
             if items is not None:
                 if not items.has(k) or (lazy_last and not items.has(k + 1)):
                     return STOP
                 x = items.at(k) if item is None else item(k)
-            after = self.speech.turn(step, k, carry[1:], x)[0]
-            return STOP if after is STOP else (k + 1, *after)
+            after = self.speech.turn(step, k, carry[:-1], x)[0]
+            return STOP if after is STOP else (*after, k + 1)
 
         return body
 
@@ -242,10 +242,10 @@ class Turns:
             request = replace(request, counts_only=True)
         with recorded_call(self.what, self.step) as call:
             request = request.for_call(self.step, call, self.framework.TRAITS.name)
-            k, *after = self.framework.while_loop(until_stopped, body, (start, *init), most, request)
+            *after, k = self.framework.while_loop(until_stopped, body, (*init, start), most, request)
         count = int(k) - start
         if not why and (most is None or count < most):
-            why = "it ends the loop"
+            why = ENDS
         return Ran(table.decode(after) if table.any else after, count, (), why)
 
     def _count(self, values: Sequence[Any], start: int, most: int | None) -> int:
