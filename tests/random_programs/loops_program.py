@@ -116,6 +116,8 @@ def _deserves(features: Mapping[str, int], error: RematError) -> str:
         return "an append after a continue"
     if "call of append() changes" in text and "outer loop" in features:
         return "an append in an inner loop"
-    if "and became a dict with" in text and features.keys() & {"table", "tape"}:
-        return "a dict that grows"
+    if "and became a dict with" in text and features.keys() & {"outer loop", "head=while", "head=generator"}:
+        return "a dict that grows under keys that may come again"
+    if "is a function" in text or "is a builtins.function" in text:
+        return "a lambda that is carried"
     return ""

@@ -217,3 +217,12 @@ def item_that_is_shared_beside_a_number(start, weights, bias):
         state["n"] += i
         u = np.tanh(u * start)
     return np.sum(state["u"] * u) + state["n"]
+
+
+def dict_that_another_name_reads(start, weights, bias):
+    x, tape = start, {}
+    other = tape
+    for i in range(9):
+        x = np.tanh(x @ weights + bias) + len(other)
+        tape[f"{i}"] = x  # here
+    return np.sum(x) + len(tape)

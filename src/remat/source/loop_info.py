@@ -27,7 +27,7 @@ class LoopInfo:
     captured: tuple[str, ...]
     locals: tuple[str, ...]
     lists: tuple[str, ...] = ()  # outputs: lists that are appended to
-    arrays: tuple[str, ...] = ()  # outputs: arrays that are filled row by row
+    arrays: tuple[str, ...] = ()  # outputs: arrays and dicts that are filled row by row
     held: tuple[tuple[str, str, bool], ...] = ()  # (name, *`holds` of `put`), for `arrays` that may be lists or dicts
     last_in_place: bool = False
     ends: frozenset[str] = frozenset()  # how the body may end the loop: "break", "return", "an exception"

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from remat.errors import SourceError
 from remat.source.data_flow import refusal
 from remat.source.data_flow.aliases import find_stale_reads, is_augmented_put
+from remat.source.data_flow.dict_keys import dicts_made
 from remat.source.data_flow.emission import mark_emissions
 from remat.source.data_flow.flow import FlowVisitor, Loop, loop_flow
 from remat.source.data_flow.iterated import changes_of_iterated, own_items
@@ -68,6 +69,7 @@ class Analysis:
             if isinstance(node, ast.Assign | ast.AugAssign) and id(node) in self.live:
                 own = {getattr(node, "puts_into", None) or node.target.id}  # type: ignore[union-attr]
                 node.live = tuple(sorted((self.live[id(node)] & self.locals) - own))  # type: ignore[union-attr]
+        self.dicts = dicts_made(function)
         self.scopes: list[Scope] = scopes_in(function)
         self.stale = find_stale_reads(function, self.locals, self.modules)
         for number, found in enumerate(_loops(function.body, self._is_passing), 1):
@@ -125,7 +127,7 @@ class Analysis:
             isinstance(n, ast.Subscript | ast.Attribute) for n in ast.walk(node.target)
         ):
             self.refuse(node.target, "the target of the loop is an item or an attribute", "Give it a name of its own.")
-        outputs = outputs_of(node, self.locals, self.modules)
+        outputs = outputs_of(node, self.locals, self.modules, self.dicts)
         self.outputs[number] = outputs
         flow = loop_flow(_without_outputs(node, outputs), self.modules)
         refusal.check_function(self.function, self.refuse)

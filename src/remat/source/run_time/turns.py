@@ -371,13 +371,13 @@ class _LoopRun:
             for sink, rows in zip(self.lists, lists, strict=True):
                 sink.append(rows.item(k))
         if self.arrays is not None and arrays:
-            get, fill = self.arrays
+            get, fill, keys_of = self.arrays
             assert self.items is not None
-            numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
+            keys = zip(*[keys_of(self.items.at(k)) for k in range(start, start + ran.turns)], strict=True)
             filled = []
-            for name, array, rows in zip(self.info.arrays, get(), arrays, strict=True):
+            for name, array, rows, places in zip(self.info.arrays, get(), arrays, keys, strict=True):
                 self._check_held(name, array, rows)
-                after = with_rows(array, numbers, rows)
+                after = with_rows(array, places, rows)
                 filled.append(write_back(self.info, name, array, after) if self.given.holds(array) else after)
             fill(tuple(filled))
 
