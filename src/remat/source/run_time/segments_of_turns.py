@@ -16,12 +16,14 @@ from remat.frameworks import Framework
 from remat.loops.request import LoopRequest
 from remat.profiling.profiler import recorded_call
 from remat.source.loop_info import LoopInfo
+from remat.source.run_time.global_numbers import GlobalNumbers
 from remat.source.run_time.items import Items, lookup
 from remat.source.run_time.output_rows import OutputTable
 from remat.source.run_time.ran import ENDS, Ran, Step
 from remat.source.run_time.speech import Speech, calls_only_libraries
 from remat.source.run_time.statics import StaticTable
 from remat.source.run_time.traced_turns import TracedTurns
+from remat.source.run_time.unrolled_turns import search_of
 from remat.source.settings import Requests
 
 __all__ = ["Turns"]
@@ -76,6 +78,7 @@ class Turns:
         self.emits = self.info.emits or (self.items is not None and self.items.has_said)
         numbers = self.items is None or self.items.stacked is not None or self.items.are_numbers
         self.is_silent = numbers and calls_only_libraries(self.step)
+        self.function = self.step
         self.single = self.step if len(self.info.carry) == 1 else None  # on the one carried value itself
         if self.single is not None:
             self.step, self.test = _on_tuples(self.step), self.test and _test_on_tuples(self.test)
@@ -152,6 +155,8 @@ class Turns:
         table = self._table(values)
         plain = self.single is not None and not (table.any or self.emits or self.info.ends)
         xs, step = self._inputs(start, stop, self.single if plain and self.single is not None else self.step)
+        numbers = self._numbers()
+        step = numbers.bound(step)
         if not self.emits:
             step = self.speech.attempting(step) if self.is_silent else self.speech.listening(step)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
@@ -163,6 +168,7 @@ class Turns:
             request = request.for_call(self.step, call, self.framework.TRAITS.name)
             first = init[0] if plain else init or (0,)
             after, ys = self.framework.scan(step, first, xs, None, request)
+        numbers.settle()
         after = (after,) if plain else after if init else ()
         rows = outputs.rows(ys) if outputs is not None else []
         after = table.decode(after) if table.any else after
@@ -173,6 +179,9 @@ class Turns:
         floats = [k for k in range(len(values)) if k not in self.traced] if boxes else ()
         self.table = StaticTable(values, self.framework, floats)
         return self.table
+
+    def _numbers(self) -> GlobalNumbers:
+        return GlobalNumbers(self.function, lambda: search_of(self.framework, self.function).assigned)
 
     def _inputs(self, start: int, stop: int, step: Step) -> tuple[Any, Step]:
         """The inputs of the turns, and the step that takes them."""
@@ -234,7 +243,9 @@ class Turns:
         self, values: Sequence[Any], start: int, most: int | None, why: str, *, counts_only: bool = False
     ) -> Ran:
         table = self._table(values)
-        step, init = (table.wrap(self.step), table.encode(values)) if table.any else (self.step, tuple(values))
+        numbers = self._numbers()
+        step = numbers.bound(self.step)
+        step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
         lazy_last = self.items is not None and self.items.count is None and self.info.last_in_place
         body = self._body(step, start, lazy_last)
         request: LoopRequest = self.request(None)
@@ -243,6 +254,7 @@ class Turns:
         with recorded_call(self.what, self.step) as call:
             request = request.for_call(self.step, call, self.framework.TRAITS.name)
             *after, k = self.framework.while_loop(until_stopped, body, (*init, start), most, request)
+        numbers.settle()
         count = int(k) - start
         if not why and (most is None or count < most):
             why = ENDS
