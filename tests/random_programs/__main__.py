@@ -9,7 +9,7 @@ import time
 from tests.random_programs.shrink import shrunk
 from tests.random_programs.verdict import Verdict, judge
 
-FRAMEWORKS = ("torch", "numpy", "jax")
+FRAMEWORKS = ("torch", "numpy", "jax", "loops")  # loops: plain ones, on NumPy and PyTorch
 
 
 def main() -> None:

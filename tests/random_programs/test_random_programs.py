@@ -9,10 +9,11 @@ from tests.random_programs.plain import Plain
 from tests.random_programs.tree import leaves
 from tests.random_programs.verdict import judge
 
-COUNTS = {"torch": 240, "numpy": 120, "jax": 100}
-SIZES = {"torch": 20, "numpy": 20, "jax": 10}  # programs in a test
-QUICK = {"torch": 100, "numpy": 100, "jax": 10}  # programs on JAX are traced and compiled, which takes seconds each
-UNCOMPILED = ("torch", "numpy")
+COUNTS = {"torch": 240, "numpy": 120, "jax": 100, "loops": 240}
+SIZES = {"torch": 20, "numpy": 20, "jax": 10, "loops": 20}  # programs in a test
+# Programs on JAX are traced and compiled, which takes seconds each.
+QUICK = {"torch": 100, "numpy": 100, "jax": 10, "loops": 80}
+UNCOMPILED = ("torch", "numpy", "loops")
 ROOMS = {name: importlib.import_module(f"tests.random_programs.{name}_program") for name in COUNTS}
 PLAINS = {name: importlib.import_module(f"tests.random_programs.{name}_runtime").plain for name in COUNTS}
 BLOCKS = [  # as many as half a minute allows; `make test-all` runs them all

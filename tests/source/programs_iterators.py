@@ -405,3 +405,11 @@ def file_like(start, weights, bias):
     for line in io.StringIO("1\n2\n3\n"):
         state = np.tanh(state @ weights + bias * float(line))
     return np.sum(state)
+
+
+def counter_with_the_name_in_a_generator(start, weights, bias):
+    x, j = start, 0
+    for k in (j for j in range(6)):
+        x = np.tanh(x @ weights + bias * k)
+        j += 2
+    return np.sum(x) * j

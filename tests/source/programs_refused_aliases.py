@@ -207,3 +207,22 @@ def length_of_a_list_under_two_names(start, weights, bias):
         start = np.tanh(start @ weights + bias + 0.01 * len(also) + 0.1 * len(seen))
         also.append(i)
     return np.sum(start)
+
+
+def item_that_is_shared_beside_a_number(start, weights, bias):
+    ones = np.ones(4)
+    u, state = ones, {"u": ones, "n": 0}
+    for i in range(5):
+        state["u"] += 1.0  # here
+        state["n"] += i
+        u = np.tanh(u * start)
+    return np.sum(state["u"] * u) + state["n"]
+
+
+def dict_that_another_name_reads(start, weights, bias):
+    x, tape = start, {}
+    other = tape
+    for i in range(9):
+        x = np.tanh(x @ weights + bias) + len(other)
+        tape[f"{i}"] = x  # here
+    return np.sum(x) + len(tape)

@@ -62,3 +62,13 @@ def closure_over_the_changed_name(start, weights, bias):
         a[0] = np.sum(a) * 0.3
         a = a + first() * bias
     return np.sum(a)
+
+
+def number_beside_a_shared_array(start, weights, bias):
+    ones = np.ones(4)
+    u, state = ones, {"u": ones, "n": 0}
+    for i in range(5):
+        u = np.tanh(u * start)
+        state["u"] = np.tanh(state["u"] @ weights + u)
+        state["n"] += i
+    return np.sum(state["u"] * bias) + state["n"] * np.sum(u)

@@ -275,6 +275,32 @@ def test_errors_have_the_users_names():
         grad(random)(np.ones(2))
 
 
+def test_errors_of_loops_that_end_early_have_the_users_names():
+    @remat.checkpointed(slots=2)
+    def grows(x):
+        length, path, turn = x, x, 0
+        while turn < 9:
+            length, path, turn = length * 0.5, np.concatenate([path, x]), turn + 1
+        return np.sum(path) + np.sum(length)
+
+    with pytest.raises(SourceError, match=r"since path was float64\[\d+\] and became float64\[\d+\]"):
+        grad(grows)(np.ones(2))
+
+    @remat.checkpointed(slots=2)
+    def grows_up_to_a_break(x):
+        seen, ys = {}, []
+        for i in range(9):
+            if i == 4:
+                break
+            x = np.tanh(x)
+            seen[f"{i}"] = len(seen)
+            ys.append(x)
+        return np.sum(x) + len(seen) + np.sum(ys[-1])
+
+    with pytest.raises(SourceError, match="since seen was a dict with 0, 1, 2 and became a dict with 0, 1, 2, 3"):
+        grad(grows_up_to_a_break)(np.ones(2))
+
+
 def test_a_mismatch_of_the_carry_is_typed():
     with pytest.raises(CarryError) as caught:
         remat.scan(lambda c, i: ((c[0], anp.ones(3)), None), (x0, np.ones(2)), np.arange(3), slots=2)

@@ -420,12 +420,27 @@ def counted_in_an_array_from_outside(x):
     return x.sum()
 
 
+def number_beside_a_shared_tensor(x):
+    state, h = {"a": x, "n": 0}, x
+    for i in range(6):
+        h = torch.sin(h)
+        state["a"] = torch.cos(state["a"] + h)
+        state["n"] += i
+    return (state["a"] * h * state["n"]).sum()
+
+
 SEEN = torch.zeros(6)
 
 
 @pytest.mark.parametrize(
     "fn",
-    [numbers_beside_tensors, rows_of_another_dtype, rows_with_one_more_axis, counted_in_an_array_from_outside],
+    [
+        numbers_beside_tensors,
+        rows_of_another_dtype,
+        rows_with_one_more_axis,
+        counted_in_an_array_from_outside,
+        number_beside_a_shared_tensor,
+    ],
     ids=lambda fn: fn.__name__,
 )
 def test_arrays_that_are_filled_on_pytorch(fn):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["LoopInfo"]
 
@@ -26,13 +27,14 @@ class LoopInfo:
     captured: tuple[str, ...]
     locals: tuple[str, ...]
     lists: tuple[str, ...] = ()  # outputs: lists that are appended to
-    arrays: tuple[str, ...] = ()  # outputs: arrays that are filled row by row
+    arrays: tuple[str, ...] = ()  # outputs: arrays and dicts that are filled row by row
     held: tuple[tuple[str, str, bool], ...] = ()  # (name, *`holds` of `put`), for `arrays` that may be lists or dicts
     last_in_place: bool = False
     ends: frozenset[str] = frozenset()  # how the body may end the loop: "break", "return", "an exception"
     unbound: frozenset[str] = frozenset()  # carried or captured names that may have no value when the loop begins
     put: frozenset[str] = frozenset()  # carried names whose items are assigned
-    items: frozenset[str] = frozenset()  # those of `put` with `x[i] += …`: in a list, that changes the item itself
+    # Those of `put` with `x[i] += …`, which in a list or dict changes the item itself: the constant i, None for any.
+    items: frozenset[tuple[str, Any]] = frozenset()
     changed: Mapping[str, int] = field(default_factory=dict)  # these, `arrays` and carried names with `+=`: the line
     augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other, line): `name += …` where both may be one object
     readable: tuple[str, ...] = ()  # names that the loop or what follows it may read

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from remat.errors import SourceError
 from remat.source.data_flow import refusal
 from remat.source.data_flow.aliases import find_stale_reads, is_augmented_put
+from remat.source.data_flow.dict_keys import dicts_made
 from remat.source.data_flow.emission import mark_emissions
 from remat.source.data_flow.flow import FlowVisitor, Loop, loop_flow
 from remat.source.data_flow.iterated import changes_of_iterated, own_items
@@ -68,6 +69,7 @@ class Analysis:
             if isinstance(node, ast.Assign | ast.AugAssign) and id(node) in self.live:
                 own = {getattr(node, "puts_into", None) or node.target.id}  # type: ignore[union-attr]
                 node.live = tuple(sorted((self.live[id(node)] & self.locals) - own))  # type: ignore[union-attr]
+        self.dicts = dicts_made(function)
         self.scopes: list[Scope] = scopes_in(function)
         self.stale = find_stale_reads(function, self.locals, self.modules)
         for number, found in enumerate(_loops(function.body, self._is_passing), 1):
@@ -125,7 +127,7 @@ class Analysis:
             isinstance(n, ast.Subscript | ast.Attribute) for n in ast.walk(node.target)
         ):
             self.refuse(node.target, "the target of the loop is an item or an attribute", "Give it a name of its own.")
-        outputs = outputs_of(node, self.locals, self.modules)
+        outputs = outputs_of(node, self.locals, self.modules, self.dicts)
         self.outputs[number] = outputs
         flow = loop_flow(_without_outputs(node, outputs), self.modules)
         refusal.check_function(self.function, self.refuse)
@@ -154,7 +156,7 @@ class Analysis:
             ends=frozenset(ends),
             unbound=frozenset(name for name in carry | captured if name not in entry or name in _deleted_names(node)),
             put=frozenset(carry & put),
-            items=frozenset(carry) & {getattr(n, "puts_into", "") for n in ast.walk(node) if is_augmented_put(n)},
+            items=frozenset(pair for pair in _augmented_items(node) if pair[0] in carry),
             changed={name: line for name, line in _changed_names(node).items() if name in carry | names},
             augmented=tuple(self._augmented(node, carry | captured)),
             readable=tuple(sorted((flow.exposed | live) & self.locals)),
@@ -207,6 +209,14 @@ class Analysis:
         for read in self.stale:
             if read.augmented and id(read.change) in inside and read.other in names:
                 yield read.other, read.node.id, read.change.lineno  # type: ignore[attr-defined]
+
+
+def _augmented_items(node: Loop) -> Iterator[tuple[str, Any]]:
+    """The names of which a loop augments items, each with the constant index; None stands for any other index."""
+    for n in ast.walk(node):
+        if is_augmented_put(n):
+            index = n.value.args[2]  # type: ignore[attr-defined]
+            yield n.puts_into, index.value if isinstance(index, ast.Constant) else None  # type: ignore[attr-defined]
 
 
 def _changed_names(node: Loop) -> dict[str, int]:

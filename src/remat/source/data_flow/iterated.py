@@ -86,5 +86,8 @@ def _iterated(node: ast.expr) -> Iterator[str]:
         if root is not None:
             yield root
             return
+    own: set[str] = set()  # the variables of a comprehension, which are not the function's
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        own = {name for generator in node.generators for name in names_in(generator.target)}
     for part in parts:
-        yield from _iterated(part)
+        yield from (name for name in _iterated(part) if name not in own)

@@ -1,9 +1,10 @@
-"""Lists that a loop only appends to, and arrays that it only fills row by row: outputs of the step, not state.
+"""Lists that a loop only appends to, arrays and dicts that it only fills row by row: outputs of the step, not state.
 
 The rule: `ys.append(v)` is an output if it is a statement of the body itself, before any `continue`, and the loop does
 not use `ys` otherwise. So is `out[i] = v` if `i` is the variable of a loop over a range and is not assigned in the
-body, and the loop does not use `out` otherwise. What it can miss: nothing that would be wrong; other uses of a list in
-a loop are refused, and other item assignments carry the whole array.
+body, and the loop does not use `out` otherwise. If `out` is only bound to new dicts, `i` may be another key that is new
+in every turn (dict_keys.py). What it can miss: nothing that would be wrong; other uses of a list in a loop are refused,
+and other item assignments carry the whole array or dict.
 """
 
 import ast
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from remat.source.data_flow.dict_keys import is_new_key, stored_names
 from remat.source.data_flow.flow import FlowVisitor, Loop
 from remat.source.syntax import names_in, turn_parts
 
@@ -35,22 +37,30 @@ class Output:
         assert isinstance(self.node.value, ast.Call)
         return self.node.value.args[1]
 
+    @property
+    def key(self) -> ast.expr:
+        """The expression of the place that is filled."""
+        target: ast.Subscript = self.node.put_target  # type: ignore[attr-defined]
+        return target.slice
 
-def outputs_of(loop: Loop, locals_: Collection[str], modules: frozenset[str]) -> list[Output]:
-    """The outputs of a loop, those of lists first; their statements are in its body."""
+
+def outputs_of(
+    loop: Loop, locals_: Collection[str], modules: frozenset[str], dicts: Collection[str] = ()
+) -> list[Output]:
+    """The outputs of a loop, those of lists first; their statements are in its body. `dicts` are names of dicts."""
     found: list[Output] = []
     before = FlowVisitor(modules)
     if isinstance(loop, ast.For):
         before.target(loop.target)
     for node in loop.body:
-        output = _output(loop, node)
+        output = _output(loop, node, dicts, locals_)
         if output is not None and output.name in locals_ and "continue" not in before.ends:
             found.append(output)
         before.visit(node)
     names = [name for part in turn_parts(loop) for name in names_in(part)]
     given = Counter(output.name for output in found for _ in range(1 + output.filled))  # `out = put(v, out, i)`: twice
     filled = Counter(output.name for output in found if output.filled)
-    stored = {n.id for part in loop.body for n in ast.walk(part) if isinstance(n, ast.Name) and _is_stored(n)}
+    stored = stored_names(loop.body)
     found.sort(key=lambda output: output.filled)
     return [
         output
@@ -58,10 +68,6 @@ def outputs_of(loop: Loop, locals_: Collection[str], modules: frozenset[str]) ->
         if names.count(output.name) == given[output.name]
         and (filled[output.name] == 1 if output.filled else output.name not in stored)
     ]
-
-
-def _is_stored(name: ast.Name) -> bool:
-    return not isinstance(name.ctx, ast.Load)
 
 
 def appended_list(node: ast.stmt) -> str | None:
@@ -80,16 +86,21 @@ def appended_list(node: ast.stmt) -> str | None:
     return None
 
 
-def _output(loop: Loop, node: ast.stmt) -> Output | None:
+def _output(loop: Loop, node: ast.stmt, dicts: Collection[str], locals_: Collection[str]) -> Output | None:
     appended = appended_list(node)
     if appended is not None:
         return Output(appended, False, node)
     target = getattr(node, "put_target", None)
-    if target is not None and isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
-        over_range = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "remat.range")
-        is_index = isinstance(target.slice, ast.Name) and target.slice.id == loop.target.id
-        stored = [n for part in loop.body for n in ast.walk(part) if isinstance(n, ast.Name)]
-        reassigned = any(n.id == loop.target.id and not isinstance(n.ctx, ast.Load) for n in stored)
-        if over_range and is_index and not reassigned:
-            return Output(node.puts_into, True, node)  # type: ignore[attr-defined]
+    if target is not None and isinstance(loop, ast.For):
+        name: str = node.puts_into  # type: ignore[attr-defined]
+        if _is_row(loop, target.slice) or (name in dicts and is_new_key(loop, target.slice, name, locals_)):
+            return Output(name, True, node)
     return None
+
+
+def _is_row(loop: ast.For, index: ast.expr) -> bool:
+    """Whether an index is the variable of a loop over a range."""
+    if not (isinstance(index, ast.Name) and isinstance(loop.target, ast.Name) and index.id == loop.target.id):
+        return False
+    over_range = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "remat.range")
+    return over_range and index.id not in stored_names(loop.body)

@@ -42,7 +42,7 @@ def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
             _add_keyword(node, "holds", ast.Constant(node.holds))
         if live := getattr(node, "live", ()):
             _add_keyword(node, "live", ast.Constant((node.puts_into, live)))  # type: ignore[arg-type, attr-defined]
-    sites = _CallSites({info.number: info for info in analysis.infos if not info.kept})
+    sites = _CallSites({info.number: info for info in analysis.infos if not info.kept}, analysis.outputs)
     makers: list[ast.stmt] = []
     for info in analysis.infos:
         if not info.kept:
@@ -64,7 +64,7 @@ def _body(analysis: Analysis, sites: "_CallSites") -> list[ast.stmt]:
     body = analysis.function.body
     if not _changes_arrays(body):
         return flattened([sites.visit(node) for node in body])
-    sites = _CallSites(sites.infos, ", .given")
+    sites = _CallSites(sites.infos, sites.outputs, ", .given")
     for node in _puts(body):
         _add_keyword(node, "given", ast.Name(".given", ast.Load()))
     names = ", ".join(sorted(bound_names(analysis.function.args)))
@@ -138,6 +138,7 @@ class _CallSites(OwnScope):
     """Rewrites loops where they are, in the function or in the step of another loop."""
 
     infos: dict[int, LoopInfo]
+    outputs: dict[int, list[Output]]
     given: str = ""  # the last argument of the run time's loop; none inside a step, where nothing is the caller's
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt | list[ast.stmt]:
@@ -153,8 +154,10 @@ class _CallSites(OwnScope):
             put = f".put{k}"
             before += statements(_setter(put, info.carry, info.unbound), node)
         if info.arrays:
-            arrays = f"(lambda: {_targets(info.arrays)}, .fill{k})"
+            arrays = f"(lambda: {_targets(info.arrays)}, .fill{k}, .keys{k})"
             before += statements(_setter(f".fill{k}", info.arrays, frozenset()), node)
+            assert isinstance(node, ast.For)
+            before.append(_keys(f".keys{k}", node.target, [o.key for o in self.outputs[k] if o.filled]))
         make = f"lambda: .make{k}{_arguments(info)}"
         get = f"lambda: {bound_values(info.carry, info.unbound)}"
         lists = f"({', '.join(info.lists)},)" if info.lists else "()"
@@ -199,6 +202,17 @@ def _arguments(info: LoopInfo) -> str:
 def _setter(name: str, names: tuple[str, ...], unbound: frozenset[str]) -> str:
     unbind = _unbind(name for name in names if name in unbound)
     return f"def {name}(.values):\n  nonlocal {', '.join(names)}\n  {_targets(names)} = .values\n{_indented(unbind)}"
+
+
+def _keys(name: str, target: ast.expr, keys: list[ast.expr]) -> ast.stmt:
+    """A function from an item of the loop to the places that its turn fills."""
+    [function] = statements(f"def {name}(.item):\n  .t = .item\n  return None", target)
+    assert isinstance(function, ast.FunctionDef)
+    assign, result = function.body
+    assert isinstance(assign, ast.Assign)
+    assert isinstance(result, ast.Return)
+    assign.targets, result.value = [clone(target)], at(ast.Tuple([*map(clone, keys)], ast.Load()), target)
+    return function
 
 
 def _items(node: ast.expr) -> ast.expr:

@@ -14,5 +14,6 @@
 | `given_arrays.py`, `shared_arrays.py`, `reached_objects.py` | arrays that others have, too: what leads to them |
 | `speech.py`, `messages.py` | printing once per turn; the user's names in errors |
 | `swallowed_errors.py` | errors of remat that a handler of the program swallows |
+| `global_numbers.py` | numbers of the module, which recomputed turns see as the first run did |
 | `traced_results.py` | what a trace on JAX leaves in caches of functions |
 """

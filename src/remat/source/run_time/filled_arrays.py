@@ -30,11 +30,11 @@ def fillable(arrays: Sequence[Any], items: Items, start: int, stop: int) -> int:
     return stop
 
 
-def with_rows(array: Any, numbers: list[int], given: OutputRows) -> Any:
-    """The array after `array[i] = row` for each number and row."""
+def with_rows(array: Any, places: Sequence[Any], given: OutputRows) -> Any:
+    """The array after `array[i] = row` for each place, which for a dict is a key, and row."""
     if isinstance(array, dict | list):
-        for k, number in enumerate(numbers):
-            array[number] = given.item(k)
+        for k, place in enumerate(places):
+            array[place] = given.item(k)
         return array
     rows = given.stacked()
     if isinstance(rows, list):  # numbers, which have no gradient
@@ -46,4 +46,4 @@ def with_rows(array: Any, numbers: list[int], given: OutputRows) -> Any:
         rows = rows.reshape((rows.shape[0], *rows.shape[1 - missing :]))
     if isinstance(array, np.ndarray) and hasattr(rows, "requires_grad"):  # numbers that a step of PyTorch puts there
         rows = np.asarray(rows)
-    return put("own", rows, array, np.array(numbers))
+    return put("own", rows, array, np.array(places))

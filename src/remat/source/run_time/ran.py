@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["OutputRows", "Ran", "Step"]
+__all__ = ["ENDS", "OutputRows", "Ran", "Step"]
+
+ENDS = "it ends the loop"  # why a turn must run in place
 
 Step: TypeAlias = Callable[[Any, Any], Any]
 

@@ -16,12 +16,14 @@ from remat.frameworks import Framework
 from remat.loops.request import LoopRequest
 from remat.profiling.profiler import recorded_call
 from remat.source.loop_info import LoopInfo
+from remat.source.run_time.global_numbers import GlobalNumbers
 from remat.source.run_time.items import Items, lookup
 from remat.source.run_time.output_rows import OutputTable
-from remat.source.run_time.ran import Ran, Step
+from remat.source.run_time.ran import ENDS, Ran, Step
 from remat.source.run_time.speech import Speech, calls_only_libraries
 from remat.source.run_time.statics import StaticTable
 from remat.source.run_time.traced_turns import TracedTurns
+from remat.source.run_time.unrolled_turns import search_of
 from remat.source.settings import Requests
 
 __all__ = ["Turns"]
@@ -76,6 +78,7 @@ class Turns:
         self.emits = self.info.emits or (self.items is not None and self.items.has_said)
         numbers = self.items is None or self.items.stacked is not None or self.items.are_numbers
         self.is_silent = numbers and calls_only_libraries(self.step)
+        self.function = self.step
         self.single = self.step if len(self.info.carry) == 1 else None  # on the one carried value itself
         if self.single is not None:
             self.step, self.test = _on_tuples(self.step), self.test and _test_on_tuples(self.test)
@@ -126,7 +129,7 @@ class Turns:
                     return self._until(values, start, most, why)
                 if not known:
                     most = self._count(values, start, most)
-                    known, why = True, why or "it ends the loop"
+                    known, why = True, why or ENDS
                     if most == 0:
                         return Ran(None, 0, (), why)
                 assert most is not None
@@ -136,8 +139,8 @@ class Turns:
                     self.emits = True  # run all turns again, by number
                     continue
                 if stopped.step == 0:
-                    return Ran(None, 0, (), "it ends the loop")
-                known, stop, why = True, start + stopped.step, "it ends the loop"
+                    return Ran(None, 0, (), ENDS)
+                known, stop, why = True, start + stopped.step, ENDS
             except CarryError as error:
                 self.speech.forget(start + error.step)  # that turn is run again, and writes then
                 if error.step == 0 and self.table.became_traced:
@@ -152,6 +155,8 @@ class Turns:
         table = self._table(values)
         plain = self.single is not None and not (table.any or self.emits or self.info.ends)
         xs, step = self._inputs(start, stop, self.single if plain and self.single is not None else self.step)
+        numbers = self._numbers()
+        step = numbers.bound(step)
         if not self.emits:
             step = self.speech.attempting(step) if self.is_silent else self.speech.listening(step)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
@@ -163,6 +168,7 @@ class Turns:
             request = request.for_call(self.step, call, self.framework.TRAITS.name)
             first = init[0] if plain else init or (0,)
             after, ys = self.framework.scan(step, first, xs, None, request)
+        numbers.settle()
         after = (after,) if plain else after if init else ()
         rows = outputs.rows(ys) if outputs is not None else []
         after = table.decode(after) if table.any else after
@@ -173,6 +179,9 @@ class Turns:
         floats = [k for k in range(len(values)) if k not in self.traced] if boxes else ()
         self.table = StaticTable(values, self.framework, floats)
         return self.table
+
+    def _numbers(self) -> GlobalNumbers:
+        return GlobalNumbers(self.function, lambda: search_of(self.framework, self.function).assigned)
 
     def _inputs(self, start: int, stop: int, step: Step) -> tuple[Any, Step]:
         """The inputs of the turns, and the step that takes them."""
@@ -214,19 +223,19 @@ class Turns:
         return self.framework.integers(part[start:stop]) if isinstance(part, range) else part[start:stop]
 
     def _body(self, step: Step, start: int, lazy_last: bool) -> Callable[[Any], Any]:
-        """One turn for `while_loop`; the carry is the number of the turn, followed by the values."""
+        """One turn for `while_loop`; the carry is the values, followed by the number of the turn."""
         items = self.items
         item = lookup(items.rows) if items is not None and items.rows is not None else None
 
         def body(carry: Any) -> Any:
-            k = int(carry[0])
+            k = int(carry[-1])
             x = None
             if items is not None:
                 if not items.has(k) or (lazy_last and not items.has(k + 1)):
                     return STOP
                 x = items.at(k) if item is None else item(k)
-            after = self.speech.turn(step, k, carry[1:], x)[0]
-            return STOP if after is STOP else (k + 1, *after)
+            after = self.speech.turn(step, k, carry[:-1], x)[0]
+            return STOP if after is STOP else (*after, k + 1)
 
         return body
 
@@ -234,7 +243,9 @@ class Turns:
         self, values: Sequence[Any], start: int, most: int | None, why: str, *, counts_only: bool = False
     ) -> Ran:
         table = self._table(values)
-        step, init = (table.wrap(self.step), table.encode(values)) if table.any else (self.step, tuple(values))
+        numbers = self._numbers()
+        step = numbers.bound(self.step)
+        step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
         lazy_last = self.items is not None and self.items.count is None and self.info.last_in_place
         body = self._body(step, start, lazy_last)
         request: LoopRequest = self.request(None)
@@ -242,10 +253,11 @@ class Turns:
             request = replace(request, counts_only=True)
         with recorded_call(self.what, self.step) as call:
             request = request.for_call(self.step, call, self.framework.TRAITS.name)
-            k, *after = self.framework.while_loop(until_stopped, body, (start, *init), most, request)
+            *after, k = self.framework.while_loop(until_stopped, body, (*init, start), most, request)
+        numbers.settle()
         count = int(k) - start
         if not why and (most is None or count < most):
-            why = "it ends the loop"
+            why = ENDS
         return Ran(table.decode(after) if table.any else after, count, (), why)
 
     def _count(self, values: Sequence[Any], start: int, most: int | None) -> int:

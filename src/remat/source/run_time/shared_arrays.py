@@ -14,7 +14,7 @@ may be read later, for each change in a first run.
 
 import linecache
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -43,7 +43,7 @@ def check_separate(info: LoopInfo, frame: FrameType, objects: Mapping[str, Any],
         if name not in info.put and name not in info.arrays and not _is_augmented_in_place(value):
             continue
         others = {other: value for other, value in values.items() if other != name}
-        for old, rest in _objects(value, name, with_items=name in info.items):
+        for old, rest in _objects(value, name, [place for own, place in info.items if own == name]):
             holder = holder_of(old, others | rest, framework, name, attributes=True)
             if holder is not None:
                 _refuse(info, lines[name], name, holder)
@@ -52,12 +52,12 @@ def check_separate(info: LoopInfo, frame: FrameType, objects: Mapping[str, Any],
             _refuse(info, line, name, other)
 
 
-def _objects(value: Any, name: str, *, with_items: bool) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The changed objects, each with what else leads to it through the changed name itself."""
+def _objects(value: Any, name: str, places: Collection[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The changed objects, also items at these places, each with what else leads to it through the changed name."""
     yield value, {}
-    if with_items and isinstance(value, list | dict):
+    if places and isinstance(value, list | dict):
         for place, item in [*(value.items() if isinstance(value, dict) else enumerate(value))]:
-            if is_changed(item):
+            if is_changed(item) and (None in places or place in places):
                 yield item, {name: other_items(value, place)}
 
 

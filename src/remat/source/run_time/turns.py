@@ -27,7 +27,7 @@ from remat.source.run_time.items import Combined, Items, Product, is_iterator, i
 from remat.source.run_time.iterated_objects import Iterated, own_object
 from remat.source.run_time.last_item import last_item, read_last
 from remat.source.run_time.messages import with_names
-from remat.source.run_time.ran import OutputRows, Ran
+from remat.source.run_time.ran import ENDS, OutputRows, Ran
 from remat.source.run_time.segments_of_turns import Turns
 from remat.source.run_time.shared_arrays import check_separate
 from remat.source.run_time.speech import say, say_unread
@@ -174,6 +174,7 @@ class _LoopRun:
         "step",
         "time",
         "turns",
+        "why",
     )
 
     def __init__(
@@ -191,6 +192,7 @@ class _LoopRun:
         self.time, self.info, self.get, self.put, self.lists, self.arrays = time, info, get, put, lists, arrays
         self.given = given
         self.in_place = 0  # turns that ran in place, other than as the first or the last
+        self.why = ""  # the last reason; that a turn ends the loop only if there was no other
         self.over = False
         self.items: Items | None = None
         self.ahead: tuple[PythonState, Any] | None = None  # if items were taken ahead: what turns must not change
@@ -206,7 +208,7 @@ class _LoopRun:
         if info.kind == "for":
             self.items = self._items(iterable, step)
         assert settings is not None
-        names = info.carry if info.kind == "for" and not info.ends else ("turn", *info.carry)
+        names = info.carry if info.kind == "for" and not info.ends else (*info.carry, "turn")
 
         self.step = step
         self.requests = Requests(settings, names, partial(time.log.__setitem__, info.number), info.where)
@@ -341,9 +343,11 @@ class _LoopRun:
     def _note(self, ran: Ran) -> None:
         """Count turns in place: a few are normal, but if all ran in place, everything would be kept."""
         self.in_place += bool(ran.why)
+        if ran.why != ENDS or not self.why:
+            self.why = ran.why or self.why
         if self.in_place > len(self.info.carry) + 2:
             self._refuse(
-                ran.why,
+                self.why,
                 "What a loop carries keeps its shape and type from one iteration to the next: make arrays of their "
                 "final size before it, or append to a list.",
             )
@@ -367,13 +371,13 @@ class _LoopRun:
             for sink, rows in zip(self.lists, lists, strict=True):
                 sink.append(rows.item(k))
         if self.arrays is not None and arrays:
-            get, fill = self.arrays
+            get, fill, keys_of = self.arrays
             assert self.items is not None
-            numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
+            keys = zip(*[keys_of(self.items.at(k)) for k in range(start, start + ran.turns)], strict=True)
             filled = []
-            for name, array, rows in zip(self.info.arrays, get(), arrays, strict=True):
+            for name, array, rows, places in zip(self.info.arrays, get(), arrays, keys, strict=True):
                 self._check_held(name, array, rows)
-                after = with_rows(array, numbers, rows)
+                after = with_rows(array, places, rows)
                 filled.append(write_back(self.info, name, array, after) if self.given.holds(array) else after)
             fill(tuple(filled))
 

@@ -36,7 +36,7 @@ from remat.frameworks import Framework
 from remat.pytree import flatten
 from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items
-from remat.source.run_time.ran import OutputRows, Ran, Step
+from remat.source.run_time.ran import ENDS, OutputRows, Ran, Step
 from remat.source.run_time.segment_sizes import SegmentSizes
 from remat.source.run_time.speech import Speech
 from remat.source.run_time.traced_results import forgetting, is_plain, states_of
@@ -82,10 +82,10 @@ class UnrolledTurns:
             outputs += given
             done, ended = done + part.turns, part.ended
         if done == 0:
-            return Ran(None, 0, (), "it ends the loop")
+            return Ran(None, 0, (), ENDS)
         columns = [list(column) for column in zip(*outputs, strict=True)] if outputs[0] is not None else []
         rows = [OutputRows(column.__getitem__, partial(self.framework.stack, column)) for column in columns]
-        return Ran(values, done, rows, "it ends the loop" if ended else "")
+        return Ran(values, done, rows, ENDS if ended else "")
 
     def is_array(self, leaf: Any) -> bool:
         """Whether a leaf is an array of the framework."""
