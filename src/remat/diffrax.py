@@ -1,4 +1,4 @@
-"""`import remat.diffrax` and `from remat.diffrax import ...`: another name of `remat.layers.diffrax`, the wrapper of diffrax."""
+"""The wrapper of diffrax, `remat.layers.diffrax`, under its short name: `from remat.diffrax import ...`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`import remat.keras` and `from remat.keras import ...`: another name of `remat.layers.keras`, the wrapper of Keras."""
+"""The wrapper of Keras, `remat.layers.keras`, under its short name: `from remat.keras import ...`."""
 
 import sys
 
