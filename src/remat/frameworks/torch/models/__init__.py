@@ -7,6 +7,7 @@
 | `find_blocks.py`, `planned_blocks.py` | the blocks of a model, and their calls by a plan |
 | `block_ranges.py` | ranges of blocks that run without a tape |
 | `measure_chain.py`, `in_place_stages.py` | the costs of stages; stages that write into their input |
+| `runs_without_graph.py` | measuring calls without a graph, where they can do without one |
 | `measure_model.py`, `cut_blocks.py` | a model as a chain of its blocks and what is around them |
 | `block_stage.py` | the options of a block: how much of its tape it keeps |
 | `model_plan.py`, `plan_trials.py`, `model_trial.py` | the plan of a model, tried before it is used |

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.execute.state_replay import exchanged, preserved_state
 from remat.frameworks.torch.internals.graph import version
-from remat.frameworks.torch.internals.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.models.block_ranges import versions_of
 from remat.frameworks.torch.models.measure_chain import cotangent_loss
+from remat.frameworks.torch.models.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.replay.environment import reached, replayable_states
 from remat.frameworks.torch.replay.replayable_state import global_generators
 from remat.frameworks.torch.segments.saved_tensors import made_again

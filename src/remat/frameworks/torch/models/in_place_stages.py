@@ -1,6 +1,6 @@
 """Stages that write into their input, such as `nn.ReLU(inplace=True)`: each is grouped with the stage before it.
 
-The rule: stages are run once, without a graph. If the version counter of a group's input has changed afterwards,
+The rule: stages are run once, without a graph where they can. If the version counter of a group's input has changed afterwards,
 because the group or a later stage (through a view) wrote into it, the group is merged with the one before. A group then
 writes only into tensors that it has made itself, so it can be recomputed. Stages that return only views of their input
 (`nn.Flatten`) are merged with the stage before as well: keeping the view means keeping the whole input, while the view
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from remat.frameworks.torch.internals.graph import version
-from remat.frameworks.torch.internals.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.leaves import tensors_in
+from remat.frameworks.torch.models.runs_without_graph import without_graph_if_possible
 from remat.pytree import flatten
 
 __all__ = ["StageGroups", "copied", "stage_groups"]

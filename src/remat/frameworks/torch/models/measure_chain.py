@@ -33,11 +33,11 @@ from remat.frameworks.torch.internals.autocast import AutocastState, forget_cast
 from remat.frameworks.torch.internals.collectives import groups_used, refuse_static_ddp
 from remat.frameworks.torch.internals.fsdp import fsdp_modules_called, unsharded_class
 from remat.frameworks.torch.internals.graph import gradients_put_back, hooks_suspended, reachable_leaves, set_gradients
-from remat.frameworks.torch.internals.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import allocator_of, cuda_of, devices_of
 from remat.frameworks.torch.models.in_place_stages import StageGroups, copied, stage_groups
+from remat.frameworks.torch.models.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.replay.environment import reached, replayable_states
 from remat.frameworks.torch.replay.known_reach import ReachCache
 from remat.frameworks.torch.segments.checkpoint import CheckpointFrame, checkpoint
