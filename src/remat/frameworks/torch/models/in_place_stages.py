@@ -1,6 +1,6 @@
 """Stages that write into their input, such as `nn.ReLU(inplace=True)`: each is grouped with the stage before it.
 
-The rule: stages are run once, without a graph where they can. If the version counter of a group's input has changed afterwards,
+The rule: stages are run once, without a graph if they can. If the version of a group's input has changed afterwards,
 because the group or a later stage (through a view) wrote into it, the group is merged with the one before. A group then
 writes only into tensors that it has made itself, so it can be recomputed. Stages that return only views of their input
 (`nn.Flatten`) are merged with the stage before as well: keeping the view means keeping the whole input, while the view
