@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import remat
 from remat.frameworks.torch.models.measure_chain import StageMeasurement
 from remat.frameworks.torch.models.measure_model import MeasuredModel
-from tests.frameworks.torch.models.planned_models import batch, net
+from tests.frameworks.torch.models.planned_models import WIDTH, batch, net
 
 DATA = [batch(128, seed=rank) for rank in range(2)]
 LITTLE, MORE = 160_000, 230_000  # bytes; the second with parameters that are gathered, of blocks or of the model
@@ -264,10 +264,30 @@ def chains_whose_stages_wait():
         assert all((a - b).abs().max() < 1e-11 * (1 + b.abs().max()) for a, b in zip(*found, strict=True))
 
 
+class LeftOut(nn.Module):
+    """A block that one of the processes leaves out."""
+
+    def __init__(self, rank=0):
+        super().__init__()
+        self.linear, self.rank = nn.Linear(WIDTH, WIDTH), rank
+
+    def forward(self, x):
+        return x if dist.get_rank() == self.rank else x + self.linear(x)
+
+
+def block_left_out_by_one_process():
+    """It would be measured with its neighbour in one process and by itself in the other, which wait in vain."""
+    model = net()
+    model.blocks[2] = LeftOut().double()
+    with pytest.raises(remat.ProblemError, match=r"'blocks\.2' left itself out at random in some processes"):
+        planned(sharded(model))
+
+
 CASES = {
     case.__name__: case
     for case in (
         planned_model_in_ddp,
+        block_left_out_by_one_process,
         measured_inside_ddp,
         planned_and_then_sharded,
         sharded_and_then_planned,

@@ -5,7 +5,7 @@ graph. So only what the model needs around its blocks is live.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
@@ -20,6 +20,7 @@ from remat.execute.state_replay import exchanged, preserved_state
 from remat.frameworks.torch.internals.graph import version
 from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.models.block_ranges import versions_of
+from remat.frameworks.torch.models.in_place_stages import copied
 from remat.frameworks.torch.models.measure_chain import cotangent_loss
 from remat.frameworks.torch.models.runs_without_graph import without_graph_if_possible
 from remat.frameworks.torch.replay.environment import reached, replayable_states
@@ -159,23 +160,21 @@ class BlockCall:
         before = zip(self._draws, self._versions, strict=True)
         self._draws = [(state, snapshot) for (state, snapshot), version in before if state.version() != version]
 
-    def makes_nothing(self, out: Any) -> bool:
-        """Whether all tensors that the block returned are in the memory of its arguments."""
-        memory = {storage_id(leaf) for leaf in self.leaves if isinstance(leaf, Tensor) and is_dense(leaf)}
-        tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
-        return bool(tensors) and all(is_dense(each) and storage_id(each) in memory for each in tensors)
+    def makes_nothing(self, out: Any, agreed: Callable[[bool], bool]) -> bool:
+        """Whether all that the block returns is in the memory of its arguments, as all processes must agree.
 
-    def draw_something(self) -> bool:
-        """Whether the block makes something with other random numbers, which its further runs then draw."""
-        for _ in range(DRAWS if self._draws else 0):
-            draws = _snapshots()
-            args, kwargs = self.arguments
+        A block that draws random numbers is run again, on copies, until it makes something with others; its further
+        runs then draw these.
+        """
+        nothing = agreed(not self.writes and _is_within(out, self.leaves))
+        for _ in range(DRAWS if nothing and self._draws else 0):
+            draws, (args, kwargs) = _snapshots(), copied(self.arguments)
             with self.objects_as_before():
                 out = without_graph_if_possible(partial(self.fn, *args, **kwargs))
-            if not self.makes_nothing(out):
+            if not agreed(_is_within(out, flatten((args, kwargs))[0])):
                 self._draws = draws
-                return True
-        return False
+                return False
+        return nothing
 
     def of_arguments(self, fn: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
         """The block, or `fn` in its place, as a function of (args, kwargs) that can be called often.
@@ -214,6 +213,13 @@ class BlockCall:
             return self.fn(*args, **kwargs)
 
         return run
+
+
+def _is_within(out: Any, leaves: Sequence[Any]) -> bool:
+    """Whether all tensors that a block returned are in the memory of its arguments."""
+    memory = {storage_id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and is_dense(leaf)}
+    tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
+    return bool(tensors) and all(is_dense(each) and storage_id(each) in memory for each in tensors)
 
 
 def _snapshots() -> list[tuple[ReplayableState, Any]]:

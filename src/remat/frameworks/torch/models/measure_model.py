@@ -17,6 +17,7 @@ is not the one before it. So a plan made from these costs is tried before it is 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, cast
 from weakref import ReferenceType, ref
@@ -45,6 +46,7 @@ from remat.frameworks.torch.models.measure_chain import (
     leaves_of_its_own,
 )
 from remat.frameworks.torch.models.model_trial import Loss, loss_of, undisturbed
+from remat.frameworks.torch.models.plan_agreement import in_all_or_none
 from remat.frameworks.torch.models.planned_blocks import block_calls
 from remat.frameworks.torch.replay.environment import reached, replayable_states
 from remat.frameworks.torch.segments.checkpoint import checkpoint
@@ -215,7 +217,7 @@ class _BlockCosts(CutBlocks):
 
     def after(self, call: BlockCall, out: Any) -> None:
         call.end()
-        is_nothing = call.makes_nothing(out) and not call.draw_something()
+        is_nothing = call.makes_nothing(out, partial(in_all_or_none, self._groups, self._names[call.block]))
         self._output = BlockOutput(out, call.given, self._taken)
         kind = kind_of(self._blocks[call.block], call.arguments)
         name, function, arguments = self._names[call.block], call.of_arguments(), call.arguments

@@ -30,7 +30,15 @@ from remat.frameworks.torch.models.cut_blocks import CutBlocks
 from remat.frameworks.torch.models.model_trial import undisturbed
 from remat.frameworks.torch.models.planned_blocks import block_calls
 
-__all__ = ["compare_plans", "groups_of_model", "groups_waited_for", "largest", "of_first_process", "planning_with"]
+__all__ = [
+    "compare_plans",
+    "groups_of_model",
+    "groups_waited_for",
+    "in_all_or_none",
+    "largest",
+    "of_first_process",
+    "planning_with",
+]
 
 T = TypeVar("T")
 
@@ -56,6 +64,17 @@ def groups_waited_for(model: nn.Module, token: str, run: Callable[[], Any]) -> l
     with undisturbed(model), calls, groups_used(enabled=True) as used, planning_with(used):
         run()
     return [*dict.fromkeys([*groups_of_model(model), *(group for group in used if group.size() > 1)])]
+
+
+def in_all_or_none(groups: Sequence[Any], block: str, left_out: bool) -> bool:
+    """Whether a block left itself out; raise a ProblemError in all processes if it did in some of them only."""
+    most, others = largest([int(left_out), int(not left_out)], groups)
+    if most and others:
+        raise ProblemError(
+            f"block {block!r} left itself out at random in some processes and not in others, so they would wait for "
+            "each other in vain while the model is planned: seed them alike meanwhile, or plan it before it is sharded"
+        )
+    return left_out
 
 
 def planning_with(groups: Sequence[Any]) -> AbstractContextManager[None]:

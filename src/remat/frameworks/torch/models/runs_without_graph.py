@@ -1,4 +1,8 @@
-"""Calls without a graph, to measure what they make; functions that cannot do without a graph get one."""
+"""Calls without a graph, to measure what they make; functions that cannot do without a graph get one.
+
+What it can miss: PyTorch has one type for all its errors, so one that speaks of gradients counts as asking for a graph.
+Others, such as a process that waits in vain, must not be followed by a second run.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,9 +19,8 @@ def without_graph_if_possible(run: Callable[[], T]) -> T:
     try:
         with torch.no_grad():
             return run()
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        pass
+    except RuntimeError as error:
+        if "grad" not in str(error):
+            raise
     with torch.enable_grad():
         return run()
