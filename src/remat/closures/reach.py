@@ -39,7 +39,7 @@ from remat.closures.references import (
     place_of,
     slots_of,
 )
-from remat.closures.stored_attributes import class_attributes, declares_fields, slot_attributes
+from remat.closures.stored_attributes import class_attributes, declares_fields, set_by_methods, slot_attributes
 from remat.execute.python_state import LONG, Container, Variable
 from remat.execute.rng_state import ReplayableState, private_rng_state
 
@@ -72,7 +72,9 @@ class Reach:
         self.rebound: dict[Place, Variable] = {}  # those used other than for counting, and attributes that code sets
         self._seen: dict[int, Any] = {}  # by id; holding the values keeps the ids of bound methods unique
         self._classes: dict[int, type] = {}  # the user's, by id
-        self._named_classes: set[int] = set()  # those that code refers to, by id
+        self._named_classes: dict[int, set[str]] = {}  # those that code refers to: the attributes that this code sets
+        self._setters: dict[int, frozenset[str]] = {}  # the attributes that functions set, by id
+        self._sets: frozenset[str] = frozenset()  # those that the function which is being searched sets
         self._slotted: list[Any] = []  # objects with slots
         self.slots: list[Variable] = []  # slots that code sets, and that are not replayed
         self._queue: deque[Any] = deque()  # breadth first, so that MOST cuts off what is farthest
@@ -150,7 +152,7 @@ class Reach:
             self._seen[id(value)] = value
             self._queue.append(value)
         if kind is Kind.CLASS:
-            self._named_classes.add(id(value))
+            self._named_classes.setdefault(id(value), set()).update(self._sets)
 
     def meet_attribute(self, name: str, value: Any, owner: Any, *, named: bool) -> None:
         """Search an attribute; with `named`, only once its name occurs in code that is reached."""
@@ -197,7 +199,10 @@ class Reach:
 
     def _list_stored(self) -> None:
         """Add the attributes that code sets outside a `__dict__` to the containers."""
-        for reference in class_attributes(self._stored, self._classes.values(), self._named_classes):
+        classes = self._classes
+        named = [(classes[key], names) for key, names in self._named_classes.items() if key in classes]
+        new = {id(cls): names | set_by_methods(cls, self._setters) for cls, names in named}
+        for reference in class_attributes(self._stored, classes.values(), new):
             self._add_variable(reference)
         for reference in slot_attributes(self._stored, self._slotted):
             if declares_fields(type(reference.owner)):
@@ -217,6 +222,7 @@ class Reach:
             self._visit_container(value)
         elif kind is Kind.FUNCTION:
             self._visit_function(value)
+            self._sets = frozenset()
         elif kind is Kind.METHOD:
             self.meet(value.__func__)
             self.meet(value.__self__)
@@ -288,7 +294,9 @@ class Reach:
         self.code.append(code)
         names = code_names(code)
         self.names |= names.every
-        self._stored |= names.stored
+        if names.stored:
+            self._stored |= names.stored
+            self._setters[id(function)] = self._sets = names.stored
         used, assigned = names.used, names.assigned
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             reference = CellRef(cell, name)
@@ -300,6 +308,8 @@ class Reach:
             elif content is not UNSET and id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
                 self._meet_variable(reference, content, used.get(name))
+            elif isinstance(content, type):
+                self.meet(content)  # this code may set other attributes of the class
         if function.__defaults__:
             self.meet(function.__defaults__, AttributeRef(function, "__defaults__"))
         self.meet(function.__kwdefaults__)
