@@ -76,7 +76,7 @@ class Reach:
         self._setters: dict[int, frozenset[str]] = {}  # the attributes that functions set, by id
         self._sets: frozenset[str] = frozenset()  # those that the function which is being searched sets
         self._slotted: list[Any] = []  # objects with slots
-        self.slots: list[Variable] = []  # slots that code sets, and that are not replayed
+        self._slots: dict[Place, Variable] = {}  # slots that code sets, and that are not replayed
         self._queue: deque[Any] = deque()  # breadth first, so that MOST cuts off what is farthest
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, with owners
         self._visits, self._items = 0, 0
@@ -110,6 +110,11 @@ class Reach:
     def counters(self) -> list[Reference]:
         """Cells and globals that functions use only for counting."""
         return [reference for place, reference in self.assigned.items() if place not in self.rebound]
+
+    @property
+    def slots(self) -> list[Variable]:
+        """The slots that code sets, and that are not replayed."""
+        return [*self._slots.values()]
 
     def seen(self) -> list[Any]:
         """All values that the search has entered."""
@@ -208,7 +213,7 @@ class Reach:
             if declares_fields(type(reference.owner)):
                 self._add_variable(reference)
             else:
-                self.slots.append(Variable(reference))
+                self._slots.setdefault(place_of(reference), Variable(reference))
 
     def _add_variable(self, reference: Reference) -> None:
         place = place_of(reference)

@@ -274,6 +274,18 @@ def test_only_attributes_that_a_class_has_or_that_its_own_code_sets_are_compared
     assert len(reach.rebound) == len(classes) + 1  # each `count`, and `new`
 
 
+def test_each_slot_is_listed_once_however_often_is_searched():
+    cell = in_a_slot()
+
+    def step():
+        cell.first = 1
+
+    reach = Reach()
+    for _ in range(3):
+        reach.add([step])
+    assert len(reach.slots) == 1
+
+
 def on_the_class():
     class Cell:
         first = None
