@@ -52,6 +52,8 @@ _PRIMITIVE = frozenset({"_is_autograd_primitive", "_is_primitive"})  # attribute
 # Methods that do not run when an object is used.
 _NOT_RUN = frozenset({"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "extra_repr", "__del__"})
 
+_CONSTRUCTORS = ("__init__", "__new__")  # they run if code that is reached names the class
+
 
 class Reach:
     """One search; it refers to what it found, so it should not outlive the call that it serves."""
@@ -183,6 +185,13 @@ class Reach:
                         for function in functions:
                             self.meet(function)
 
+    def meet_constructors(self, cls: type) -> None:
+        """Search what runs when code that names a user's class makes an object of it."""
+        for base in cls.__mro__:
+            for key in _CONSTRUCTORS if id(base) in self._classes else ():
+                for function in functions_of(vars(base).get(key)):
+                    self.meet(function)
+
     def _drain(self) -> None:
         while self._queue and self._visits < MOST:
             while self._queue and self._visits < MOST:
@@ -240,6 +249,7 @@ class Reach:
         elif kind is Kind.CLASS:
             self.meet_class(value)
             self.meet_class(type(value))  # a metaclass of the user's
+            self.meet_constructors(value)
         elif kind is Kind.BUILTIN:
             if kind_of(type(value.__self__)) is Kind.CONTAINER:  # such as losses.append
                 self.meet(value.__self__)

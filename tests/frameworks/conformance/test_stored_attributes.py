@@ -87,6 +87,33 @@ def new_on_a_class_by_one_of_two_functions():
     return lambda: Memo.step * following(), lambda: Memo.count
 
 
+def by_a_constructor():
+    class Node:
+        count = 0
+
+        def __init__(self):
+            Node.count = Node.count + 1
+            self.number = Node.count
+
+    return lambda: Node().number, lambda: Node.count
+
+
+def by_the_constructor_of_a_base():
+    class Base:
+        count = 0
+
+        def __new__(cls):
+            made = super().__new__(cls)
+            cls.count += 1
+            made.number = cls.count
+            return made
+
+    class Node(Base):
+        pass
+
+    return lambda: Node().number, lambda: (Base.count, Node.count)
+
+
 def in_a_static_method():
     log = []
 
@@ -214,6 +241,8 @@ KINDS = [
     new_on_a_class,
     new_on_a_class_by_a_class_method,
     new_on_a_class_by_one_of_two_functions,
+    by_a_constructor,
+    by_the_constructor_of_a_base,
     in_a_static_method,
     of_a_metaclass,
     of_a_function,
