@@ -39,7 +39,7 @@ from remat.closures.references import (
     place_of,
     slots_of,
 )
-from remat.closures.stored_attributes import class_attributes, declares_fields, slot_attributes
+from remat.closures.stored_attributes import class_attributes, declares_fields, set_by_methods, slot_attributes
 from remat.execute.python_state import LONG, Container, Variable
 from remat.execute.rng_state import ReplayableState, private_rng_state
 
@@ -51,6 +51,8 @@ DEEPEST = 3  # modules in modules: `import lab.models.blocks` and `lab.models.bl
 _PRIMITIVE = frozenset({"_is_autograd_primitive", "_is_primitive"})  # attributes of functions
 # Methods that do not run when an object is used.
 _NOT_RUN = frozenset({"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "extra_repr", "__del__"})
+
+_CONSTRUCTORS = ("__init__", "__new__")  # they run if code that is reached names the class
 
 
 class Reach:
@@ -72,9 +74,11 @@ class Reach:
         self.rebound: dict[Place, Variable] = {}  # those used other than for counting, and attributes that code sets
         self._seen: dict[int, Any] = {}  # by id; holding the values keeps the ids of bound methods unique
         self._classes: dict[int, type] = {}  # the user's, by id
-        self._named_classes: set[int] = set()  # those that code refers to, by id
+        self._named_classes: dict[int, set[str]] = {}  # those that code refers to: the attributes that this code sets
+        self._setters: dict[int, frozenset[str]] = {}  # the attributes that functions set, by id
+        self._sets: frozenset[str] = frozenset()  # those that the function which is being searched sets
         self._slotted: list[Any] = []  # objects with slots
-        self.slots: list[Variable] = []  # slots that code sets, and that are not replayed
+        self._slots: dict[Place, Variable] = {}  # slots that code sets, and that are not replayed
         self._queue: deque[Any] = deque()  # breadth first, so that MOST cuts off what is farthest
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, with owners
         self._visits, self._items = 0, 0
@@ -108,6 +112,11 @@ class Reach:
     def counters(self) -> list[Reference]:
         """Cells and globals that functions use only for counting."""
         return [reference for place, reference in self.assigned.items() if place not in self.rebound]
+
+    @property
+    def slots(self) -> list[Variable]:
+        """The slots that code sets, and that are not replayed."""
+        return [*self._slots.values()]
 
     def seen(self) -> list[Any]:
         """All values that the search has entered."""
@@ -150,7 +159,7 @@ class Reach:
             self._seen[id(value)] = value
             self._queue.append(value)
         if kind is Kind.CLASS:
-            self._named_classes.add(id(value))
+            self._named_classes.setdefault(id(value), set()).update(self._sets)
 
     def meet_attribute(self, name: str, value: Any, owner: Any, *, named: bool) -> None:
         """Search an attribute; with `named`, only once its name occurs in code that is reached."""
@@ -176,6 +185,13 @@ class Reach:
                         for function in functions:
                             self.meet(function)
 
+    def meet_constructors(self, cls: type) -> None:
+        """Search what runs when code that names a user's class makes an object of it."""
+        for base in cls.__mro__:
+            for key in _CONSTRUCTORS if id(base) in self._classes else ():
+                for function in functions_of(vars(base).get(key)):
+                    self.meet(function)
+
     def _drain(self) -> None:
         while self._queue and self._visits < MOST:
             while self._queue and self._visits < MOST:
@@ -197,13 +213,16 @@ class Reach:
 
     def _list_stored(self) -> None:
         """Add the attributes that code sets outside a `__dict__` to the containers."""
-        for reference in class_attributes(self._stored, self._classes.values(), self._named_classes):
+        classes = self._classes
+        named = [(classes[key], names) for key, names in self._named_classes.items() if key in classes]
+        new = {id(cls): names | set_by_methods(cls, self._setters) for cls, names in named}
+        for reference in class_attributes(self._stored, classes.values(), new):
             self._add_variable(reference)
         for reference in slot_attributes(self._stored, self._slotted):
             if declares_fields(type(reference.owner)):
                 self._add_variable(reference)
             else:
-                self.slots.append(Variable(reference))
+                self._slots.setdefault(place_of(reference), Variable(reference))
 
     def _add_variable(self, reference: Reference) -> None:
         place = place_of(reference)
@@ -217,6 +236,7 @@ class Reach:
             self._visit_container(value)
         elif kind is Kind.FUNCTION:
             self._visit_function(value)
+            self._sets = frozenset()
         elif kind is Kind.METHOD:
             self.meet(value.__func__)
             self.meet(value.__self__)
@@ -229,6 +249,7 @@ class Reach:
         elif kind is Kind.CLASS:
             self.meet_class(value)
             self.meet_class(type(value))  # a metaclass of the user's
+            self.meet_constructors(value)
         elif kind is Kind.BUILTIN:
             if kind_of(type(value.__self__)) is Kind.CONTAINER:  # such as losses.append
                 self.meet(value.__self__)
@@ -288,7 +309,9 @@ class Reach:
         self.code.append(code)
         names = code_names(code)
         self.names |= names.every
-        self._stored |= names.stored
+        if names.stored:
+            self._stored |= names.stored
+            self._setters[id(function)] = self._sets = names.stored
         used, assigned = names.used, names.assigned
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             reference = CellRef(cell, name)
@@ -300,6 +323,8 @@ class Reach:
             elif content is not UNSET and id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
                 self._meet_variable(reference, content, used.get(name))
+            elif isinstance(content, type):
+                self.meet(content)  # this code may set other attributes of the class
         if function.__defaults__:
             self.meet(function.__defaults__, AttributeRef(function, "__defaults__"))
         self.meet(function.__kwdefaults__)

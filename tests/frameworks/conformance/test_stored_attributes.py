@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import remat
+from remat.closures.reach import Reach
 
 from .frameworks import where_python_runs_each_step
 
@@ -63,6 +64,54 @@ def new_on_a_class():
         return Memo.count
 
     return following, lambda: Memo.count
+
+
+def new_on_a_class_by_a_class_method():
+    class Memo:
+        @classmethod
+        def next(cls):
+            cls.count = getattr(cls, "count", 0) + 1
+            return cls.count
+
+    return lambda: Memo.next(), lambda: Memo.count
+
+
+def new_on_a_class_by_one_of_two_functions():
+    class Memo:
+        step = 1
+
+    def following():
+        Memo.count = getattr(Memo, "count", 0) + Memo.step
+        return Memo.count
+
+    return lambda: Memo.step * following(), lambda: Memo.count
+
+
+def by_a_constructor():
+    class Node:
+        count = 0
+
+        def __init__(self):
+            Node.count = Node.count + 1
+            self.number = Node.count
+
+    return lambda: Node().number, lambda: Node.count
+
+
+def by_the_constructor_of_a_base():
+    class Base:
+        count = 0
+
+        def __new__(cls):
+            made = super().__new__(cls)
+            cls.count += 1
+            made.number = cls.count
+            return made
+
+    class Node(Base):
+        pass
+
+    return lambda: Node().number, lambda: (Base.count, Node.count)
 
 
 def in_a_static_method():
@@ -190,6 +239,10 @@ KINDS = [
     of_a_subclass,
     of_the_class_of_an_object,
     new_on_a_class,
+    new_on_a_class_by_a_class_method,
+    new_on_a_class_by_one_of_two_functions,
+    by_a_constructor,
+    by_the_constructor_of_a_base,
     in_a_static_method,
     of_a_metaclass,
     of_a_function,
@@ -232,6 +285,34 @@ def test_attributes_that_steps_set_are_replayed_and_put_back(framework, kind, ho
     expected, plain_contents = outcome(framework, kind, plain)
     assert ours == pytest.approx(expected, rel=1e-12)
     assert contents == plain_contents
+
+
+def test_only_attributes_that_a_class_has_or_that_its_own_code_sets_are_compared():
+    classes = [type(f"Class{k}", (), {"count": 0, "__module__": __name__}) for k in range(10)]
+    first = classes[0]
+
+    def set_attributes(value):
+        value.one = value.two = value.three = value.count = 0
+
+    def step():
+        first.new = 1
+        set_attributes(classes)
+
+    reach = Reach()
+    reach.add([step])
+    assert len(reach.rebound) == len(classes) + 1  # each `count`, and `new`
+
+
+def test_each_slot_is_listed_once_however_often_is_searched():
+    cell = in_a_slot()
+
+    def step():
+        cell.first = 1
+
+    reach = Reach()
+    for _ in range(3):
+        reach.add([step])
+    assert len(reach.slots) == 1
 
 
 def on_the_class():

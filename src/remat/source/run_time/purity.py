@@ -318,7 +318,7 @@ class Purity:
             if isinstance(each, FunctionType) and not _is_library(str(each.__globals__.get("__name__"))):
                 found.append(each.__dict__)
         classes = {base for each in self._objects if isinstance(each, type) for base in each.__mro__}
-        found += map(Variable, class_attributes(self._stores, classes, set(map(id, classes))))
+        found += map(Variable, class_attributes(self._stores, classes, dict.fromkeys(map(id, classes), self._stores)))
         found += map(Variable, slot_attributes(self._stores, self._objects))
         return found
 

@@ -345,3 +345,22 @@ def test_hooks_write_into_tensors_that_steps_write_into_too():
 
     weigh(remat.scan(step, h, xs, slots=3)).backward()
     assert log.tolist() == [11, 11]
+
+
+@pytest.mark.parametrize("cls", [True, False], ids=["on its class", "on an object"])
+def test_the_error_for_a_parameter_that_a_step_makes_says_when_to_make_it(cls):
+    class Layer:
+        weight = None
+
+    layer = Layer if cls else Layer()
+
+    def step(h, x):
+        if layer.weight is None:
+            layer.weight = torch.nn.Parameter(torch.full((3,), 0.3))
+        return torch.tanh(h * layer.weight + x), None
+
+    with pytest.raises(remat.StepError, match="parameter that a step makes when it first runs has to be made before"):
+        remat.scan(step, torch.zeros(3), torch.ones(6, 3), slots=2)[0].sum().backward()
+
+    remat.scan(step, torch.zeros(3), torch.ones(6, 3), slots=2)[0].sum().backward()
+    assert layer.weight.grad.abs().min() > 0

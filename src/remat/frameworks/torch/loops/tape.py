@@ -278,9 +278,13 @@ def accumulate_grads(edges: OutputEdges, tape: Tape) -> list[Any]:
 
 def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
     """The error for a captured tensor that closure conversion did not find."""
-    what = f"a parameter of shape {list(leaf_of(node).shape)}" if is_leaf else f"a tensor that {node.name()} made"
+    if is_leaf:
+        what = f"a parameter of shape {list(leaf_of(node).shape)} that"
+        advice = ". A parameter that a step makes when it first runs has to be made before the loop"
+    else:
+        what, advice = f"a tensor that {node.name()} made and that", ""
     return StepError(
-        f"{steps} used {what} and that was not found in what the step closes over, so its gradient would be "
+        f"{steps} used {what} was not found in what the step closes over, so its gradient would be "
         "lost. Pass it through init or xs, or let the step close over it, or over the module that has it: closures, "
-        "partials, attributes, items of lists and dicts, and globals are searched"
+        f"partials, attributes, items of lists and dicts, and globals are searched{advice}"
     )

@@ -114,6 +114,11 @@ class TorchReach(Reach):
             return False
         return super().runs(cls, method)
 
+    def meet_constructors(self, cls: type) -> None:
+        """Search what runs when an object is made; modules are named by `super()`, and made before steps run."""
+        if not issubclass(cls, nn.Module):
+            super().meet_constructors(cls)
+
     def is_data(self, value: Any) -> bool:
         """Whether a value is a number, a string or a tensor without a gradient."""
         kind = _kind_of(type(value))
