@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-__all__ = ["LEAF", "Leaf", "PyTree", "StructureMismatch", "TreeDef", "flatten"]
+__all__ = ["LEAF", "Leaf", "PyTree", "StructureMismatch", "TreeDef", "children", "flatten"]
 
 # Python has no stricter type: each framework has its own arrays, and containers nest in any way.
 Leaf: TypeAlias = Any  # an array, a number, or anything else that is not a container
@@ -192,6 +192,12 @@ def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, l
     node_type, contents = container
     children = tuple(_flatten_into(child, unpack, only, leaves) for child in contents.values())
     return TreeDef(node_type, tuple(contents), children, _attributes(value, contents) if is_dataclass(value) else None)
+
+
+def children(value: Any, unpack: Callable[[Any], Any] | None = None) -> list[Any]:
+    """What a container holds; nothing for a leaf."""
+    container = _contents(value if unpack is None else unpack(value))
+    return [] if container is None else [*container[1].values()]
 
 
 def _attributes(value: Any, contents: dict[str, Any]) -> dict[str, Any] | None:
