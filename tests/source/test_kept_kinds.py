@@ -53,6 +53,28 @@ def numbers_of_two_kinds(x):
     return x, found
 
 
+def numbers_of_python_first(x):
+    found = []
+    for k in range(8):
+        x = torch.tanh(1.1 * x)
+        y = 0.0
+        if k > 1:
+            y = [np.float64(k / 3), np.float32(k / 7), np.int64(k), np.array(k / 3), k, k / 7][k - 2]
+        found.append(y)
+    return x * found[2], found
+
+
+def numbers_of_python_first_in_an_array(x):
+    found = torch.zeros(8)
+    for k in range(8):
+        x = torch.tanh(1.1 * x)
+        y = 0.5
+        if k > 1:
+            y = np.float64(k / 3) if k % 2 else x.sum()
+        found[k] = y
+    return x * found.sum(), found.tolist()
+
+
 def numbers_or_tensors(x):
     found = []
     for k in range(8):
