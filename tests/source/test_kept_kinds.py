@@ -9,6 +9,7 @@ from autograd import grad
 
 import remat
 from remat.errors import SourceError
+from remat.source.run_time.item_assignment import same
 from tests.source.corpus import plain, programs_of
 
 torch = pytest.importorskip("torch")
@@ -367,3 +368,25 @@ def test_a_chain_of_comparisons_asks_each_side_once():
     assert program(torch.ones(3, requires_grad=True))[1] == [1.0] * 4
     assert asked[:4] == ["first", "first", None, "no"]
     assert "never" not in asked
+
+
+def test_records_that_lead_to_themselves_are_compared():
+    def program(x, nodes, root):
+        last = None
+        for node in nodes:
+            x = torch.tanh(x * node["w"])
+            if node is not root and last is not root:
+                x = x * 2.0
+            last = node["name"]
+        return x
+
+    root = {"w": torch.tensor(1.0), "name": "root"}
+    root["parent"] = root
+    chain = root
+    for k in range(5000):
+        chain = {"w": torch.tensor(0.5), "name": str(k), "parent": chain}
+    nodes = [root, *({"w": torch.tensor(0.5), "name": "", "parent": parent} for parent in (root, chain, root))]
+    x = torch.linspace(0.1, 0.7, 4, requires_grad=True)
+    assert torch.equal(remat.checkpointed(slots=2)(program)(x, nodes, root), program(x, nodes, root))
+    with pytest.raises(SourceError, match="compared by `is`"):
+        same(nodes[1], root)

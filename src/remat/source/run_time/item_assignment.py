@@ -14,7 +14,7 @@ import numpy as np
 
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks import find_framework
-from remat.pytree import children
+from remat.pytree import reached_leaves
 from remat.source.rewrite.step_body import ITEM
 from remat.source.rewrite.updates import AUGMENTED, PLAIN
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
@@ -103,16 +103,7 @@ def _has_arrays(value: Any, if_replaced: bool) -> bool:
     framework = find_framework(value)
     if if_replaced and framework.TRAITS.name != "jax":
         return False
-    stack, seen = [value], {id(value): value}
-    while stack:
-        part = stack.pop()
-        if _is_array(part):
-            return True
-        for inner in children(part, framework.unpack):
-            if id(inner) not in seen:  # a child may lead to its parent
-                seen[id(inner)] = inner
-                stack.append(inner)
-    return False
+    return any(map(_is_array, reached_leaves(value, framework.unpack)))
 
 
 def _is_array(x: Any) -> bool:
