@@ -2,6 +2,7 @@
 
 import enum
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -107,6 +108,23 @@ def arrays_of_numpy(x):
         found.append(x.detach().numpy().copy())
     found[0] += 1
     return x * float(found[3].sum()), [each.tolist() for each in found]
+
+
+def one_array_of_numpy(x):
+    table, found = np.arange(4.0), []
+    for _ in range(8):
+        x = torch.tanh(1.1 * x)
+        found.append(table)
+    return x, (len(set(map(id, found))), found[0] is table)
+
+
+def equal_arrays_of_numpy(x):
+    found = []
+    for k in range(8):
+        x = torch.tanh(1.1 * x)
+        found.append(np.ones(4)[::2] if k else np.array(1.0))
+    found[1] += 1
+    return x, (len(set(map(id, found))), [each.tolist() for each in found])
 
 
 def numbers_in_a_tensor(x):
@@ -390,3 +408,20 @@ def test_records_that_lead_to_themselves_are_compared():
     assert torch.equal(remat.checkpointed(slots=2)(program)(x, nodes, root), program(x, nodes, root))
     with pytest.raises(SourceError, match="compared by `is`"):
         same(nodes[1], root)
+
+
+def test_arrays_of_numpy_in_a_list_take_two_copies_at_most():
+    @remat.checkpointed(slots=2)
+    def program(x, table):
+        found = []
+        for k in range(40):
+            x = torch.tanh(1.1 * x)
+            found.append(table + k)
+        return x, found
+
+    tracemalloc.start()
+    try:
+        program(torch.ones(3, requires_grad=True), np.ones(1 << 14))
+        assert tracemalloc.get_traced_memory()[1] < 2.3 * 40 * (1 << 17)
+    finally:
+        tracemalloc.stop()
