@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-__all__ = ["LEAF", "Leaf", "PyTree", "StructureMismatch", "TreeDef", "flatten"]
+__all__ = ["LEAF", "Leaf", "PyTree", "StructureMismatch", "TreeDef", "flatten", "reached_leaves"]
 
 # Python has no stricter type: each framework has its own arrays, and containers nest in any way.
 Leaf: TypeAlias = Any  # an array, a number, or anything else that is not a container
@@ -192,6 +192,25 @@ def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, l
     node_type, contents = container
     children = tuple(_flatten_into(child, unpack, only, leaves) for child in contents.values())
     return TreeDef(node_type, tuple(contents), children, _attributes(value, contents) if is_dataclass(value) else None)
+
+
+def reached_leaves(value: Any, unpack: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    """The leaves of a value, in any order; containers may lead to themselves, and each is looked at once."""
+    stack: list[Any] = [value]
+    seen: dict[int, Any] = {}
+    while stack:
+        part = stack.pop()
+        if type(part) in _leaf_types:
+            yield part
+            continue
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part  # held, so that no other object gets its id
+        container = _contents(part if unpack is None else unpack(part))
+        if container is None:
+            yield part
+        else:
+            stack += reversed(container[1].values())
 
 
 def _attributes(value: Any, contents: dict[str, Any]) -> dict[str, Any] | None:

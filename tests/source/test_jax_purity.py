@@ -213,6 +213,30 @@ def test_identity_of_carried_arrays_is_refused():
     assert caught.value.line == program.__code__.co_firstlineno + 3
 
 
+def test_identity_of_items_is_refused():
+    def program(weights):
+        x = jnp.ones(3)
+        for w in weights:
+            x = jnp.tanh(x * w) * (1.0 if w is weights[-1] else 2.0)
+        return jnp.sum(x)
+
+    with pytest.raises(SourceError, match="arrays are compared by `is`") as caught:
+        jax.grad(remat.checkpointed(slots=2)(program))([jnp.full(3, k + 1.0) for k in range(4)])
+    assert caught.value.line == program.__code__.co_firstlineno + 3
+
+
+def test_identity_of_captured_arrays_is_kept():
+    def program(weights):
+        x, first, other, again = jnp.ones(3), weights[0], weights[1], weights[0]
+        for _ in range(4):
+            x = jnp.tanh(x * first) * (2.0 if first is other else 1.0) * (1.5 if first is again else 1.0)
+        return jnp.sum(x)
+
+    weights = [jnp.full(3, 0.5), jnp.full(3, 0.5)]
+    kept, plain = jax.grad(remat.checkpointed(slots=2)(program))(weights), jax.grad(program)(weights)
+    np.testing.assert_allclose(kept[0], plain[0], rtol=1e-6)
+
+
 TEMPLATE = "%s"
 
 

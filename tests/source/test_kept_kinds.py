@@ -2,6 +2,7 @@
 
 import enum
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -53,6 +54,28 @@ def numbers_of_two_kinds(x):
     return x, found
 
 
+def numbers_of_python_first(x):
+    found = []
+    for k in range(8):
+        x = torch.tanh(1.1 * x)
+        y = 0.0
+        if k > 1:
+            y = [np.float64(k / 3), np.float32(k / 7), np.int64(k), np.array(k / 3), k, k / 7][k - 2]
+        found.append(y)
+    return x * found[2], found
+
+
+def numbers_of_python_first_in_an_array(x):
+    found = torch.zeros(8)
+    for k in range(8):
+        x = torch.tanh(1.1 * x)
+        y = 0.5
+        if k > 1:
+            y = np.float64(k / 3) if k % 2 else x.sum()
+        found[k] = y
+    return x * found.sum(), found.tolist()
+
+
 def numbers_or_tensors(x):
     found = []
     for k in range(8):
@@ -84,6 +107,23 @@ def arrays_of_numpy(x):
         found.append(x.detach().numpy().copy())
     found[0] += 1
     return x * float(found[3].sum()), [each.tolist() for each in found]
+
+
+def one_array_of_numpy(x):
+    table, found = np.arange(4.0), []
+    for _ in range(8):
+        x = torch.tanh(1.1 * x)
+        found.append(table)
+    return x, (len(set(map(id, found))), found[0] is table)
+
+
+def equal_arrays_of_numpy(x):
+    found = []
+    for k in range(8):
+        x = torch.tanh(1.1 * x)
+        found.append(np.ones(4)[::2] if k else np.array(1.0))
+    found[1] += 1
+    return x, (len(set(map(id, found))), [each.tolist() for each in found])
 
 
 def numbers_in_a_tensor(x):
@@ -198,3 +238,20 @@ def test_other_objects_may_be_compared_by_identity():
         return np.sum(x) * seen
 
     assert np.array_equal(grad(remat.checkpointed(slots=2)(program))(np.ones(3)), grad(plain(program))(np.ones(3)))
+
+
+def test_arrays_of_numpy_in_a_list_take_two_copies_at_most():
+    @remat.checkpointed(slots=2)
+    def program(x, table):
+        found = []
+        for k in range(40):
+            x = torch.tanh(1.1 * x)
+            found.append(table + k)
+        return x, found
+
+    tracemalloc.start()
+    try:
+        program(torch.ones(3, requires_grad=True), np.ones(1 << 14))
+        assert tracemalloc.get_traced_memory()[1] < 2.3 * 40 * (1 << 17)
+    finally:
+        tracemalloc.stop()

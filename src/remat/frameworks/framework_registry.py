@@ -17,7 +17,7 @@ from remat.closures.reach import Reach
 from remat.closures.references import exclusive
 from remat.errors import StepError
 from remat.frameworks.framework_protocol import Framework
-from remat.pytree import Leaf, PyTree, flatten
+from remat.pytree import Leaf, PyTree, reached_leaves
 
 __all__ = ["find_framework", "find_framework_of_call", "framework_of_module", "load_framework", "register"]
 
@@ -121,7 +121,7 @@ def _owner_of_values(values: PyTree) -> Framework | None:
     """The framework whose arrays are among the leaves; None without any, an error if two do not mix."""
     first_leaves: dict[str, Leaf] = {}
     owners: dict[str, Framework] = {}
-    for leaf in flatten(values)[0]:
+    for leaf in reached_leaves(values):
         owner = _owner(leaf)
         if owner is not None:
             owners[owner.TRAITS.name] = owner

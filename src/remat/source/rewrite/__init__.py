@@ -6,5 +6,6 @@
 | `updates.py`, `last_items.py` | functional item assignment; `ys[-1]` as a variable |
 | `nests.py` | perfect nests as one loop |
 | `rewriting.py`, `step_body.py` | loops, and their bodies as steps |
+| `identities.py` | comparisons by `is` in steps |
 | `numpy_names.py` | autograd's NumPy in place of `numpy` in the user's function |
 """

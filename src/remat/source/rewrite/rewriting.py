@@ -25,7 +25,8 @@ from remat.source.data_flow.analysis import Analysis, FoundLoop
 from remat.source.data_flow.outputs import Output
 from remat.source.data_flow.scopes import bound_names
 from remat.source.loop_info import LoopInfo
-from remat.source.rewrite.step_body import bound_values, step_body, step_code
+from remat.source.rewrite.identities import Identities
+from remat.source.rewrite.step_body import bound_values, step_body
 from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
 
 __all__ = ["rewritten"]
@@ -43,10 +44,11 @@ def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
         if live := getattr(node, "live", ()):
             _add_keyword(node, "live", ast.Constant((node.puts_into, live)))  # type: ignore[arg-type, attr-defined]
     sites = _CallSites({info.number: info for info in analysis.infos if not info.kept}, analysis.outputs)
+    identities = Identities(analysis.function.body, analysis.infos)
     makers: list[ast.stmt] = []
     for info in analysis.infos:
         if not info.kept:
-            makers += _maker(info, analysis.loops[info.number], analysis.outputs[info.number], sites)
+            makers += _maker(info, analysis.loops[info.number], analysis.outputs[info.number], sites, identities)
     return makers, _settled(_body(analysis, sites), analysis.infos)
 
 
@@ -72,7 +74,9 @@ def _body(analysis: Analysis, sites: "_CallSites") -> list[ast.stmt]:
     return [*start, *flattened([sites.visit(node) for node in body])]
 
 
-def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_CallSites") -> list[ast.stmt]:
+def _maker(
+    info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_CallSites", identities: Identities
+) -> list[ast.stmt]:
     node = found.node
     argument = ".x"
     if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id not in info.carry:
@@ -92,26 +96,26 @@ def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_Cal
     step = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".step")
     step.args.args[1].arg = argument
     step.body.pop()  # pass
-    step.body += _head(node, argument, info)
-    copies = step_body(node.body, info, outputs)
+    step.body += _head(node, argument, identities)
+    copies = step_body(node.body, info, outputs, identities)
     step.body += flattened([sites.visit(part) for part in copies])
     if test_too:
         assert isinstance(node, ast.While)
         test = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".test")
         last = test.body[-1]
         assert isinstance(last, ast.Return)
-        last.value = step_code(node.test, info)
+        last.value = identities.in_step(node.test)
     return [maker]
 
 
-def _head(node: ast.For | ast.While, argument: str, info: LoopInfo) -> list[ast.stmt]:
+def _head(node: ast.For | ast.While, argument: str, identities: Identities) -> list[ast.stmt]:
     """The first statements of a step: assign the target of the loop, or evaluate the test of a `while`."""
     if isinstance(node, ast.While):
         [new] = statements("if .x is None and not None:\n  return .remat.ended", node)
         assert isinstance(new, ast.If)
         assert isinstance(new.test, ast.BoolOp)
         assert isinstance(new.test.values[1], ast.UnaryOp)
-        new.test.values[1].operand = step_code(node.test, info)
+        new.test.values[1].operand = identities.in_step(node.test)
         return [new]
     if argument != ".x":
         return []

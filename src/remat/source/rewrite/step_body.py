@@ -4,21 +4,20 @@ continue          ->  return (carry, outputs)
 break, return     ->  return STOP: the turn does not count, and is rerun in place with the real statement
 ys.append(v)      ->  .y0 = v, and for `out[i] = v`, if it is an output, .row0 = v
 h += v            ->  h = augmented("Add", h, v): a carried array is not written into
-a is b            ->  same(a, b), since an iteration gets other arrays with the same values
+a is b            ->  same(a, b), if an iteration may get other arrays there (identities.py)
 print(...)        ->  say(print, ...), which holds back what it writes until the turn is done (speech.py)
 """
 
 import ast
-from typing import Any, TypeVar
+from typing import Any
 
-from remat.source.data_flow.mutation import root_name
 from remat.source.data_flow.outputs import Output
 from remat.source.loop_info import LoopInfo
-from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
+from remat.source.rewrite.identities import Identities
+from remat.source.syntax import OwnScope, at, expression, flattened, statements
 
-__all__ = ["ITEM", "bound_values", "step_body", "step_code"]
+__all__ = ["ITEM", "bound_values", "step_body"]
 
-N = TypeVar("N", bound=ast.AST)
 ITEM = ".y"  # what the variables of items for lists begin with
 
 
@@ -28,13 +27,13 @@ def bound_values(names: tuple[str, ...], unbound: frozenset[str]) -> str:
     return f"({', '.join(parts)}{',' if parts else ''})"
 
 
-def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> list[ast.stmt]:
+def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output], identities: Identities) -> list[ast.stmt]:
     """The statements of a step, made from copies of the loop's statements."""
     names = {id(output.node): _name_of(k, output) for k, output in enumerate(outputs)}
     for part in body:  # the mark is copied with the node
         if id(part) in names:
             part.remat_output = names[id(part)]  # type: ignore[attr-defined]
-    copies = [step_code(part, info) for part in body]
+    copies = [identities.in_step(part) for part in body]
     for part in body:
         part.__dict__.pop("remat_output", None)
     ys = f"({', '.join(map(_name_of, range(len(outputs)), outputs))},)" if outputs else "None"
@@ -48,29 +47,6 @@ def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> li
         assert isinstance(once, ast.For)
         once.body, new = new, [once]
     return [*new, *statements(result, body[-1])]
-
-
-def step_code(node: N, info: LoopInfo) -> N:
-    """A copy of a tree for a step, in which the objects of variables are compared by the run time."""
-    new: N = _Identities({*info.carry, *info.captured, *info.locals, *info.lists, *info.arrays}).visit(clone(node))
-    return new
-
-
-class _Identities(ast.NodeTransformer):
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """`a is b`; what is not a variable, such as an enum, is the same object in a step."""
-        self.generic_visit(node)
-        sides = [node.left, *node.comparators]
-        by_identity = len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot)
-        if not by_identity or not all(root_name(side) in self.names for side in sides):
-            return node
-        call = expression(".remat.same(None, None)", node)
-        assert isinstance(call, ast.Call)
-        call.args = sides
-        return call if isinstance(node.ops[0], ast.Is) else ast.copy_location(ast.UnaryOp(ast.Not(), call), node)
 
 
 def _name_of(number: int, output: Output) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks import find_framework
-from remat.pytree import flatten
+from remat.pytree import reached_leaves
 from remat.source.rewrite.step_body import ITEM
 from remat.source.rewrite.updates import AUGMENTED, PLAIN
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
@@ -85,9 +85,12 @@ def _after(whose: str, value: Any, x: Any, index: Any, holds: tuple[str, bool] |
     return find_framework(x, value).put_item(x, index, value)
 
 
-def same(one: Any, other: Any) -> bool:
-    """`one is other` in a step, whose carried arrays are other objects than those of a plain loop."""
-    if one is not other and _has_arrays(one) and _has_arrays(other):
+def same(one: Any, other: Any, of_items: bool = False) -> bool:
+    """`one is other` in a step, whose carried arrays are other objects than those of a plain loop.
+
+    With `of_items`, both are captured, or items that the loop runs over, which JAX alone replaces.
+    """
+    if one is not other and _has_arrays(one, of_items) and _has_arrays(other, of_items):
         refuse_line(
             "arrays are compared by `is`, and an iteration gets other arrays with the same values: compare what they "
             "hold, or set a flag where one is assigned"
@@ -95,8 +98,12 @@ def same(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _has_arrays(value: Any) -> bool:
-    return any(map(_is_array, flatten(value, find_framework(value).unpack)[0]))
+def _has_arrays(value: Any, if_replaced: bool) -> bool:
+    """Whether arrays are found through containers; with `if_replaced`, those of JAX."""
+    framework = find_framework(value)
+    if if_replaced and framework.TRAITS.name != "jax":
+        return False
+    return any(map(_is_array, reached_leaves(value, framework.unpack)))
 
 
 def _is_array(x: Any) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from remat.errors import StepError
 from remat.execute.stop import STOP
 from remat.frameworks import Framework
@@ -80,7 +82,9 @@ class OutputTable:
         encoded = []
         for leaf, kind in zip(leaves, kinds, strict=True):
             if kind is float:
-                places.append(self._table.place(leaf) if type(leaf) in _NUMBERS else -1)
+                is_foreign = is_numbers(leaf, self._foreign) and np.isrealobj(leaf) and np.ndim(leaf) == 0
+                places.append(self._table.place(leaf) if is_foreign or type(leaf) in _NUMBERS else -1)
+                leaf = float(leaf) if is_foreign else leaf
             encoded.append(self._table.place(leaf) if kind is True else leaf)
         return tree.unflatten(encoded)
 

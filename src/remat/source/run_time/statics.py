@@ -15,7 +15,9 @@ import struct
 from collections.abc import Collection, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from hashlib import sha256
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -80,7 +82,7 @@ def _identity(value: Any) -> Any:
     if isinstance(value, frozenset):
         return type(value), frozenset(map(_identity, value))
     if isinstance(value, np.ndarray | np.generic):
-        return type(value), value.dtype, value.shape, value.tobytes()
+        return type(value), value.dtype, value.shape, sha256(value.tobytes()).digest()  # not another copy
     return type(value), repr(value) if isinstance(value, slice | float | Decimal) else value
 
 
@@ -104,12 +106,13 @@ class StaticTable:
     has replaced a float by something else.
     """
 
-    __slots__ = ("_foreign", "_framework", "_places", "_trees", "_values", "any", "became_traced")
+    __slots__ = ("_foreign", "_framework", "_origins", "_places", "_trees", "_values", "any", "became_traced")
 
     def __init__(self, values: Sequence[Any], framework: Framework, floats: Collection[int] = frozenset()) -> None:
         self._framework, self._foreign = framework, foreign_types(framework)
         self._places: dict[Any, int] = {}
         self._values: list[Any] = []
+        self._origins: list[ref[Any] | None] = []  # by place: the one array that came there
         self.became_traced: set[int] = set()
         # By value: None if it has no static leaf, its kind if it is a leaf, else its structure and the kinds of leaves.
         self._trees: list[Any] = [self._look_at(value, k in floats) for k, value in enumerate(values)]
@@ -160,11 +163,18 @@ class StaticTable:
         if key not in self._places:
             self._places[key] = len(self._values)
             self._values.append(_copy(value))
-        return self._places[key]
+            self._origins.append(ref(value) if isinstance(value, np.ndarray) else None)
+        place = self._places[key]
+        origin = self._origins[place]
+        if origin is not None and origin() is not value:
+            self._origins[place] = None
+        return place
 
     def value(self, place: int) -> Any:
-        """The value at a place."""
-        return _copy(self._values[place])
+        """The value at a place: the object itself, if it was the only one that came there, and still exists."""
+        origin = self._origins[place]
+        found = None if origin is None else origin()
+        return _copy(self._values[place]) if found is None else found
 
     def decode(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The values in the form that the program has."""
