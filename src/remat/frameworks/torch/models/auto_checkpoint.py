@@ -113,7 +113,7 @@ def largest_batch(
     """
     found = find_blocks(model, blocks)
     devices = devices_of(list(model.parameters()))
-    sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
+    sizes: dict[int, MeasuredModel] = {}  # of batches that fit
     known: dict[int, int] = {}  # the least memory of batches, whether they fit or not
     low, high, above = least - 1, most + 1, 0
     guess, between = least, 4 * (high - low)
@@ -122,11 +122,12 @@ def largest_batch(
         budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups)[0]
         while high - low > 1:
             try:
-                needed, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss, groups)
+                measured = _measured(model, found, token, call_of(make_batch(guess)), loss, groups)
+                needed = _least_memory(measured)
             except torch.cuda.OutOfMemoryError:
-                needed, measured = 2**62, None
-            if needed <= budget and measured is not None:
-                low, sizes[guess] = guess, (needed, measured)
+                needed = 2**62
+            if needed <= budget:
+                low, sizes[guess] = guess, measured
             else:
                 high, above = guess, needed
             known[guess] = needed
@@ -138,7 +139,7 @@ def largest_batch(
             above,
             "bytes",
         )
-    found_one = sizes[low][1]
+    found_one = sizes[low]
     return low, found_one.plan(budget - found_one.outputs)
 
 
@@ -157,20 +158,13 @@ def _next(low: int, high: int, budget: int, known: dict[int, int]) -> int:
     return max(low + 1, min(guess, high - 1))
 
 
-def _least_memory(
-    model: nn.Module,
-    blocks: dict[str, nn.Module],
-    token: str,
-    call: tuple[tuple[Any, ...], dict[str, Any]],
-    loss: Loss | None,
-    groups: Sequence[Any],
-) -> tuple[int, MeasuredModel]:
-    measured = _measured(model, blocks, token, call, loss, groups)
+def _least_memory(measured: MeasuredModel) -> int:
+    """The least bytes in which a plan for the model, and its outputs, fit."""
     try:
         least = measured.plan(1).peak
     except InfeasibleError as error:
         least = int(error.minimum)
-    return least + measured.outputs, measured
+    return least + measured.outputs
 
 
 def _measured(
